@@ -64,16 +64,13 @@ def example() -> Made:
 
 def entry(name: str) -> Made:
     """A train step of docs/gallery."""
-    from sbp.passes.pipeline.plan import PipelineData
-    from sbp.passes.render.pipeline_page import plan_svg
     from sbp.passes.render.svg import claim_svg
     from sbp.passes.render.web_page import plan_page
 
     step = script(ROOT / "docs" / "gallery" / f"{name}.py", f"sbp_docs_gallery_{name}")
     plan = planned(step)
     others = {said: planned(step, **how) for said, how in step.OTHERWISE.items()}
-    draw = plan_svg(plan, claim_svg) if isinstance(plan, PipelineData) else claim_svg(plan)
-    return Made(draw, table({"**as here**": plan, **others}), plan_page(plan))
+    return Made(claim_svg(plan), table({"**as here**": plan, **others}), plan_page(plan))
 
 
 def planned(step: Any, **otherwise: Any) -> Any:

@@ -20,7 +20,7 @@ from sbp.passes.explain.collectives import explain
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.explain.recomputation import recomputed_notes
 from sbp.passes.explain.replicated_work import everywhere_notes
-from sbp.passes.face import PipelinePlan, Plan, faced
+from sbp.passes.face import Plan, faced
 from sbp.passes.passing import Chain, first
 from sbp.passes.physical.buckets import bucket_collectives
 from sbp.passes.physical.evaluate import Evaluator
@@ -330,7 +330,7 @@ class Staged:
 
     stages: Stages
     schedule: Schedule | None
-    plan: PipelinePlan
+    plan: Plan
 
 
 def divide_into_stages(s: Whole) -> Whole:
@@ -375,9 +375,8 @@ def choose_schedule(s: Planned) -> Scheduled:
 def write_stages(s: Scheduled) -> Staged:
     """Writes down what every placement does, and what is sent between them."""
     r = s.request
-    plan = faced(pipeline_plan(r.name, r.placement, s.stages, s.schedule, r.notes))
-    assert isinstance(plan, PipelinePlan)
-    return Staged(s.stages, s.schedule, plan)
+    plan = pipeline_plan(r.name, r.placement, s.stages, s.schedule, r.notes)
+    return Staged(s.stages, s.schedule, faced(plan))
 
 
 STAGES: Chain[Whole, Staged] = (

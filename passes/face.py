@@ -1,6 +1,6 @@
 """`Plan`: what the compiler has found out, with every way to show it; `load_plan` reads it again.
 
-Plans are data (`explain/plan.py`, `pipeline/plan.py`); `render/` makes texts, pages, pictures and files of
+Plans are data (`explain/plan.py`); `render/` makes texts, pages, pictures and files of
 them. Here both are put together, so that neither needs the other.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from jax.sharding import PartitionSpec
 
@@ -20,8 +20,7 @@ from sbp.passes.explain.constraint_gaps import ConstraintGap, constraint_gaps
 from sbp.passes.explain.internal_errors import public
 from sbp.passes.explain.plan import PlanData, Replans, Writes
 from sbp.passes.explain.words import MAX_ROWS
-from sbp.passes.pipeline.plan import PipelineData
-from sbp.passes.render import files, page, pipeline_files, pipeline_page, pipeline_text, text
+from sbp.passes.render import files, page, text
 from sbp.passes.render.diff import diff_text
 from sbp.passes.render.page_data import row_key
 from sbp.passes.render.shardings import shardings_of
@@ -85,15 +84,10 @@ class Plan(PlanData):
           ArgumentError: for another suffix, and for a profile of another program.
         """
         found = self._choices(path, choices, time_limit)
-        if isinstance(self, PipelineData):
-            pipeline_files.save_plan(self, path, found, profile)
-        else:
-            files.save_plan(self, path, found, profile)
+        files.save_plan(self, path, found, profile)
 
     def __reduce__(self) -> tuple[Callable[[str], Plan], tuple[str]]:
         """A plan is pickled as it is saved: without the program, which cannot leave its process."""
-        if isinstance(self, PipelineData):
-            return read_text, (pipeline_files.plan_json(self),)
         return read_text, (files.plan_json(self),)
 
     def __copy__(self) -> Self:
@@ -125,7 +119,7 @@ class Plan(PlanData):
     @property
     def _ops(self) -> int:
         """How many ops the program has, those of bodies counted."""
-        return 0 if self.physical is None else sum(1 for _ in self.physical.walk())
+        return sum(1 for p in self.parts if p.physical is not None for _ in p.physical.walk())
 
     def why(self, tensor: str, *, most: int = CHOICES, time_limit: float = CHOICES_SECONDS) -> TensorChoices:
         """Which other signatures a tensor could have, and what the whole plan would cost then.
@@ -159,8 +153,7 @@ class Plan(PlanData):
           SbpError: for a signature that the tensor cannot have.
         """
         held = faced(self._replanner("what_if").held(self, tensor, _signature(tensor, signature)))
-        of_stages = self.stages[0].writer if isinstance(self, PipelinePlan) else self.writer
-        return with_writer(held, of_stages, self.writer)
+        return with_writer(held, self.parts[0].writer, self.writer)
 
     def source(self) -> ProgramSource:
         """The program as a Python module that runs: a `shard_map` function with explicit collectives.
@@ -223,53 +216,23 @@ def _signature(tensor: str, given: object) -> NdSbp:
     raise SignatureError(Problem("signature", f"Plan.what_if({tensor!r}, ...)", repr(given), legal, why, fix))
 
 
-@dataclass(frozen=True, repr=False)
-class PipelinePlan(PipelineData, Plan):
-    """What a program with stages will do, and why; shown as any plan is."""
-
-    def __str__(self) -> str:
-        return pipeline_text.plan_text(self)
-
-    def text(self, *, by_time: bool = True, rows: float = MAX_ROWS) -> str:
-        """What `print` shows, with other rows, as of `Plan.text`."""
-        return pipeline_text.plan_text(self, how=text.Shown(by_time, rows))
-
-    def __repr__(self) -> str:
-        return pipeline_text.plan_line(self)
-
-    def _repr_html_(self) -> str:
-        return pipeline_page.plan_html(self)
-
-    @property
-    def _ops(self) -> int:
-        """Of all placements; each alternative plans all of these again."""
-        return sum(1 for p in self.stages if p.physical is not None for _ in p.physical.walk())
-
-
 def faced(plan: PlanData) -> Plan:
     """The plan with its ways to be shown, those of its stages too."""
     if isinstance(plan, Plan):
         return plan
     # Field by field, without a copy: the program inside may be large.
     given: dict[str, Any] = {f.name: getattr(plan, f.name) for f in fields(plan)}
-    if isinstance(plan, PipelineData):
-        return PipelinePlan(**given | {"stages": tuple(map(faced, plan.stages))})
-    return Plan(**given)
+    return Plan(**given | {"stages": tuple(map(faced, plan.stages))})
 
 
-P = TypeVar("P", bound=Plan)
-
-
-def with_writer(plan: P, writer: Writes | None, of_stages: Writes | None = None) -> P:
+def with_writer(plan: Plan, writer: Writes | None, of_stages: Writes | None = None) -> Plan:
     """A plan that can be written as Python; of a program with stages each of these can.
 
     Arguments:
       of_stages: of a program with stages, who writes all of it.
     """
-    if isinstance(plan, PipelinePlan):
-        stages = tuple(replace(p, writer=writer) for p in plan.stages)
-        return replace(plan, stages=stages, writer=of_stages)
-    return replace(plan, writer=writer)
+    stages = tuple(replace(p, writer=writer) for p in plan.stages)
+    return replace(plan, stages=stages, writer=of_stages if stages else writer)
 
 
 def read_text(text: str) -> Plan:
@@ -278,7 +241,7 @@ def read_text(text: str) -> Plan:
     Raises:
       ArgumentError: as `load_plan` does.
     """
-    return faced(files.parse_plan(text, {"stages": pipeline_files.read_plan}, "unpickling a plan"))
+    return faced(files.parse_plan(text, "unpickling a plan"))
 
 
 @public
@@ -288,4 +251,4 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     Raises:
       ArgumentError: if the file holds no plan, or one of a version that is not known.
     """
-    return faced(files.load_plan(path, {"stages": pipeline_files.read_plan}))
+    return faced(files.load_plan(path))

@@ -21,7 +21,7 @@ from sbp.passes.explain.choices import HeldPlan, RowChoices, TensorChoices
 from sbp.passes.explain.internal_errors import public
 from sbp.passes.explain.plan import SAME, Collective, PlanData
 from sbp.passes.explain.targets import Target
-from sbp.passes.face import PipelinePlan, Plan
+from sbp.passes.face import Plan
 from sbp.passes.passing import Chain
 from sbp.passes.pipeline.planning import plan_shares
 from sbp.passes.pipeline.stages import Stages, physical_of
@@ -228,7 +228,7 @@ class StagesReplanner:
         replanner = self.holds.get(place, NOTHING).replanner(*self.stages.asked[place]).opened(part)
         return HeldSearch(replanner.logical(), part, replanner.request, until)
 
-    def _made(self, target: StagesTarget, nd: NdSbp, limit_bytes: float | None) -> PipelinePlan:
+    def _made(self, target: StagesTarget, nd: NdSbp, limit_bytes: float | None) -> Plan:
         """The plan with a target held to a signature."""
         holds = dict(self.holds)
         for place, part in target.parts.items():
@@ -273,7 +273,7 @@ class StagesReplanner:
         return run
 
 
-def with_stages_replanner(staged: Staged, traced: Traced, request: StagesRequest) -> PipelinePlan:
+def with_stages_replanner(staged: Staged, traced: Traced, request: StagesRequest) -> Plan:
     """The plan of a program with stages, which can be made again.
 
     Arguments:

@@ -9,9 +9,13 @@ from typing import Any, Protocol, TypeAlias
 
 from sbp.hardware.catalogue import Hardware
 from sbp.passes.explain.choices import RowChoices, TensorChoices
+from sbp.passes.explain.stage_figures import PlaceFigures, StageFigures
 from sbp.passes.physical.program import Physical
 from sbp.passes.plan.record import ChoiceRecord
 from sbp.passes.program.names import common, without_indices
+from sbp.passes.schedule.actions import Schedule
+from sbp.passes.schedule.memory import peaks, units
+from sbp.passes.schedule.spans import Timeline
 from sbp.placement import Placement
 from sbp.signature import NdSbp
 
@@ -121,6 +125,14 @@ class PlanData:
       writer: who can write it as Python; None as of the replanner, but for stages, too, there is one.
       choice: the signature of every op, to be taken by another compilation (`Options(plan=...)`); of a
         program with stages, each of these has its own.
+      stages: of a program with stages, the plan of each placement, in which a loop over micro-batches counts
+        as often as it runs; else (). `collectives` are those of all placements, then the sends between them.
+      schedule: the order of the micro-batches; None without them.
+      timeline: the schedule, simulated with the estimated times; likewise.
+      figures: the costs of every stage; () without micro-batches.
+      memory: per placement, the peak per device with this schedule, bytes.
+      places: what every placement holds besides micro-batches; () without these.
+      apart: the program taken apart, a `Stages` (passes/pipeline/stages.py); None for a plan from a file.
     """
 
     name: str
@@ -143,15 +155,44 @@ class PlanData:
     replanner: Replans | None = field(default=None, compare=False, repr=False)
     writer: Writes | None = field(default=None, compare=False, repr=False)
     choice: ChoiceRecord | None = field(default=None, compare=False, repr=False)
+    stages: tuple[PlanData, ...] = ()
+    schedule: Schedule | None = None
+    timeline: Timeline | None = None
+    figures: tuple[StageFigures, ...] = ()
+    memory: tuple[float, ...] = ()
+    places: tuple[PlaceFigures, ...] = ()
+    apart: Any = field(default=None, compare=False, repr=False)
+
+    @property
+    def parts(self) -> tuple[PlanData, ...]:
+        """The plan of each placement; mostly there is one."""
+        return self.stages or (self,)
+
+    @property
+    def has_program(self) -> bool:
+        """Whether the program is known: of a plan that was made here, or whose file has it."""
+        return any(p.physical is not None or p.program is not None for p in self.parts)
+
+    @property
+    def sends(self) -> tuple[Collective, ...]:
+        """The transfers between placements."""
+        return self.collectives[sum(len(p.collectives) for p in self.stages) :] if self.stages else ()
 
     @property
     def wire_bytes(self) -> float:
-        """What one device sends per step, bytes."""
-        return sum(c.wire_bytes for c in self.collectives)
+        """The most bytes that one device sends per step: within its placement, and to others."""
+        if not self.stages:
+            return sum(c.wire_bytes for c in self.collectives)
+        sent = [p.wire_bytes for p in self.stages]
+        for c in self.sends:
+            sent[int(c.axes[0])] += c.wire_bytes
+        return max(sent)
 
     @property
     def exposed_seconds(self) -> float:
-        """What of `step_seconds` kernels wait for collectives."""
+        """The part of `step_seconds` in which kernels wait for collectives; the most of any placement."""
+        if self.stages:
+            return max(p.exposed_seconds for p in self.stages)
         return sum(c.exposed_seconds for c in self.collectives)
 
     @property
@@ -164,8 +205,14 @@ class PlanData:
         """How far `seconds` can be from their optimum, relative; 0.0 is proven optimal.
 
         A plan that was preferred for its shorter step may be dearer one thing after the other than the bound.
+        Of several placements it is the largest gap.
         """
-        return self._gap_of(self.seconds)
+        return max(p.gap for p in self.stages) if self.stages else self._gap_of(self.seconds)
+
+    @property
+    def live(self) -> tuple[float, ...]:
+        """Per placement, the most micro-batches of its stages that are held at once."""
+        return () if self.schedule is None else peaks(self.schedule, units(self.schedule.stages))
 
     @property
     def cheapest_gap(self) -> float:
@@ -208,5 +255,9 @@ class PlanData:
         )
 
     def part(self, index: int) -> tuple[PlanData, int]:
-        """The plan of one placement that a collective belongs to, and its number there."""
-        return self, index
+        """The plan of the placement that a collective belongs to, and its number there."""
+        for plan in self.parts:
+            if index < len(plan.collectives):
+                return plan, index
+            index -= len(plan.collectives)
+        return self, index + len(self.collectives) - len(self.sends)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from sbp.passes.explain.plan import Collective, PlanData
@@ -17,6 +17,8 @@ from sbp.text.units import bytes_text, seconds_text
 MAX_ROWS = 24
 _KEY = re.compile(r"\[(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\]]*)\]|\.[^.\[]+|[^.\[]+")
 _WORDS = re.compile(r"\w+ ")
+MOST_PLACES = 4
+"""Placements whose figures are listed one by one."""
 
 
 def gap_text(gap: float) -> str:
@@ -158,17 +160,62 @@ def rest_text(rest: Sequence[TableRow]) -> str:
 
 def totals(plan: PlanData) -> list[tuple[str, str]]:
     """The figures of the whole plan, each with its name."""
-    kinds = [f"{n} {kind_text(k)} {bytes_text(b)}" for k, (n, b) in plan.by_kind().items()]
+    if plan.stages:
+        return _stage_totals(plan)
+    count = f"{sum(c.count for c in plan.collectives)} per step"
     return [
-        (
-            "collectives",
-            f"{sum(c.count for c in plan.collectives)} per step" + (f": {', '.join(kinds)}" if kinds else ""),
-        ),
+        ("collectives", ": ".join([count, *([", ".join(kinds)] if (kinds := _kinds(plan)) else [])])),
         ("wire", f"{bytes_text(plan.wire_bytes)} sent per device per step"),
         ("time", time_text(plan)),
         ("memory", f"{bytes_text(plan.memory_bytes)} at the peak per device{capacity_text(plan)}"),
         ("plan", verdict_text(plan)),
     ]
+
+
+def _kinds(plan: PlanData) -> list[str]:
+    """Per kind of collective, how many there are, and their bytes."""
+    return [f"{n} {kind_text(k)} {bytes_text(b)}" for k, (n, b) in plan.by_kind().items()]
+
+
+def _stage_totals(plan: PlanData) -> list[tuple[str, str]]:
+    out = []
+    if plan.timeline is None:
+        out.append(("time", f"{_estimated(plan)}, one placement after the other"))
+    else:
+        outside = plan.step_seconds - float(plan.timeline.makespan)
+        out = [
+            (
+                "time",
+                f"{_estimated(plan)}; {seconds_text(outside)} outside the loop",
+            ),
+            ("bubble", f"{plan.timeline.bubble_fraction:.1%} of all placements' time in the loop, estimated"),
+            ("live", f"{_of_places(plan.live, '{:g}'.format)} micro-batches at the most"),
+        ]
+    return [
+        *out,
+        ("memory", f"{_of_places(plan.memory, bytes_text)} at the peak per device{capacity_text(plan)}"),
+        ("moved", ", ".join(_kinds(plan)) or "nothing"),
+        ("wire", f"{bytes_text(plan.wire_bytes)} sent per device per step at the most"),
+        ("plan", verdict_text(plan)),
+    ]
+
+
+def _estimated(plan: PlanData) -> str:
+    step = f"{seconds_text(plan.step_seconds)} per step, estimated"
+    return f"{step} ({seconds_text(plan.seconds)} without overlap)" if plan.overlaps else step
+
+
+def _of_places(figures: Sequence[float], text: Callable[[float], str]) -> str:
+    """What placements have, in their order; of many only the largest.
+
+    >>> _of_places([3.0, 2.0], str), _of_places([2.0, 2.0], str), _of_places([1.0, 5.0, 4.0, 3.0, 2.0], str)
+    ('3.0 (placement 0); 2.0 (placement 1)', '2.0', '5.0 (placement 1)')
+    """
+    texts = [text(x) for x in figures]
+    if len(set(texts)) == 1:
+        return texts[0]
+    places = range(len(texts)) if len(texts) <= MOST_PLACES else [figures.index(max(figures))]
+    return "; ".join(f"{texts[i]} (placement {i})" for i in places)
 
 
 def time_text(plan: PlanData) -> str:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.pipeline.edges import edges_of
-from sbp.passes.pipeline.figures import PlaceFigures, StageFigures, figures_of
+from sbp.passes.pipeline.figures import figures_of
 from sbp.passes.pipeline.slots import Cut
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.pipeline.times import TransferTime, estimated_times, outside_seconds, serial_seconds, ways
 from sbp.passes.schedule.actions import Schedule
-from sbp.passes.schedule.memory import peaks, units
 from sbp.passes.schedule.simulate import simulate
-from sbp.passes.schedule.spans import Timeline
 from sbp.placement import Placement
 from sbp.signature import B, NdSbp
 
@@ -25,73 +23,13 @@ TOO_LARGE = (
 )
 
 
-@dataclass(frozen=True, repr=False)
-class PipelineData(PlanData):
-    """What a program with stages will do, and why.
-
-    Arguments:
-      stages: per placement, its plan; a loop over micro-batches counts as often as it runs. `collectives` are
-        those of all of them, then what is sent between placements.
-      schedule: in which order; None without micro-batches.
-      timeline: the schedule as simulated with the estimated times, those of pieces with overlap; likewise.
-      figures: what every stage costs; () without micro-batches.
-      memory: per placement, the peak per device with this schedule, bytes.
-      places: what every placement holds but for micro-batches; () without these.
-      apart: the program taken apart; None for a plan that was loaded from a file.
-    """
-
-    stages: tuple[PlanData, ...] = ()
-    schedule: Schedule | None = None
-    timeline: Timeline | None = None
-    figures: tuple[StageFigures, ...] = ()
-    memory: tuple[float, ...] = ()
-    places: tuple[PlaceFigures, ...] = ()
-    apart: Stages | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def sends(self) -> tuple[Collective, ...]:
-        """What goes from one placement to another; it stands behind the collectives of the placements."""
-        return self.collectives[sum(len(p.collectives) for p in self.stages) :]
-
-    @property
-    def wire_bytes(self) -> float:
-        """What one device sends per step at the most, bytes: of one placement, and to others."""
-        given = [p.wire_bytes for p in self.stages]
-        for c in self.sends:
-            given[int(c.axes[0])] += c.wire_bytes
-        return max(given, default=0.0)
-
-    @property
-    def exposed_seconds(self) -> float:
-        """What the kernels of one placement wait for its collectives at the most."""
-        return max((p.exposed_seconds for p in self.stages), default=0.0)
-
-    @property
-    def gap(self) -> float:
-        """The largest gap of any placement's plan."""
-        return max((p.gap for p in self.stages), default=0.0)
-
-    @property
-    def live(self) -> tuple[float, ...]:
-        """Per placement, the most micro-batches of its stages that are held at once."""
-        return () if self.schedule is None else peaks(self.schedule, units(self.schedule.stages))
-
-    def part(self, index: int) -> tuple[PlanData, int]:
-        """The plan of a placement that a collective belongs to, and its number there."""
-        for plan in self.stages:
-            if index < len(plan.collectives):
-                return plan, index
-            index -= len(plan.collectives)
-        return self, index + len(self.collectives) - len(self.sends)
-
-
 def pipeline_plan(
     name: str,
     placement: Placement,
     stages: Stages,
     schedule: Schedule | None,
     notes: Sequence[str] = (),
-) -> PipelineData:
+) -> PlanData:
     """The plan of a program that has been taken apart."""
     plans, timeline = stages.plans, None
     seconds, memory = sum(p.seconds for p in plans), tuple(p.memory_bytes for p in plans)
@@ -117,7 +55,7 @@ def pipeline_plan(
     remarks = [*notes, *(n for p in plans for n in p.notes)]
     if schedule is not None and max(memory) > plans[0].hardware.memory_bytes:
         remarks.insert(0, TOO_LARGE)
-    return PipelineData(
+    return PlanData(
         name=name,
         placement=placement,
         hardware=plans[0].hardware,

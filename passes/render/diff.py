@@ -7,7 +7,6 @@ from types import MappingProxyType
 
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.words import collapse, kind_text, over_text, tensor_text, verdict_text
-from sbp.passes.pipeline.plan import PipelineData
 from sbp.passes.program.names import without_indices
 from sbp.passes.render.line_matching import lines_of, same_lines
 from sbp.signature import format_sbp
@@ -61,14 +60,14 @@ def diff_text(a: PlanData, b: PlanData, names: tuple[str, str] = ("a", "b")) -> 
         x, y = figure(a), figure(b)
         change = "" if x == y else f"  ({100 * (y - x) / x:+.1f} %)" if x else "  (new)"
         lines.append(f"{name:<12} {text(x):>10} -> {text(y):>10}{change}")
-    if isinstance(a, PipelineData) and isinstance(b, PipelineData):
+    if a.stages and b.stages:
         lines.append(f"{'schedule':<12} {_schedule(a)} -> {_schedule(b)}")
     lines.append(f"{'plan':<12} {verdict_text(a)} -> {verdict_text(b)}")
     lines += _collectives(a, b, names) + _signatures(a, b)
     return "\n".join(lines)
 
 
-def _schedule(plan: PipelineData) -> str:
+def _schedule(plan: PlanData) -> str:
     """The name of a schedule, and its bubble."""
     if plan.schedule is None or plan.timeline is None:
         return "none"

@@ -1,14 +1,15 @@
-"""The folded graph in Graphviz's language."""
+"""The folded graph of a plan in Graphviz's language."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.render.colours import mark_of
 from sbp.passes.render.folded_graph import folded
+from sbp.passes.render.stage_tables import merged_sends, place_heading
 from sbp.passes.render.svg import lanes_of
+from sbp.passes.render.text import heading
 from sbp.text.units import bytes_text
 
 if TYPE_CHECKING:
@@ -16,28 +17,43 @@ if TYPE_CHECKING:
 
 
 def dot_text(plan: PlanData) -> str:
-    """The drawing of a plan.
+    """The drawing of a plan; of several placements with a cluster for each.
 
     Raises:
       ValueError: for a plan without a program.
     """
-    title = f"{plan.name} on {plan.placement}: {bytes_text(plan.wire_bytes)} sent per device per step"
-    return digraph(plan.name, title, dot_lines(folded(plan)))
-
-
-def digraph(name: str, title: str, body: Iterable[str], more: str = "") -> str:
-    """A whole file in Graphviz's language.
-
-    Arguments:
-      more: further attributes of the graph.
-    """
+    if plan.stages:
+        title, body, more = heading(plan), _clusters(plan), ", compound=true"
+    else:
+        title = f"{plan.name} on {plan.placement}: {bytes_text(plan.wire_bytes)} sent per device per step"
+        body, more = dot_lines(folded(plan)), ""
     lines = [
-        f"digraph {quoted(name)} {{",
+        f"digraph {quoted(plan.name)} {{",
         f'  graph [rankdir=TB, fontname="Helvetica", labelloc=t, label={quoted(title)}{more}];',
         '  node [shape=box, style="filled,rounded", fontname="Helvetica", fontsize=10];',
         '  edge [color="#8c959f", fontname="Helvetica", fontsize=8];',
     ]
     return "\n".join([*lines, *body, "}", ""])
+
+
+def _clusters(plan: PlanData) -> list[str]:
+    """A cluster per placement, and what is sent between them."""
+    lines, ends = list[str](), list[tuple[str, str]]()
+    for i, p in enumerate(plan.stages):
+        out, prefix = folded(p), f"p{i}"
+        ends.append((f"{prefix}n{min(out, default=0)}", f"{prefix}n{max(out, default=0)}"))
+        lines += [f"subgraph cluster_{prefix} {{", f"  label={quoted(place_heading(plan, i))};"]
+        lines += [f"  {line}" for line in dot_lines(out, prefix)] + ["}"]
+    pairs: dict[tuple[str, ...], list[str]] = {}
+    for c in merged_sends(plan):
+        pairs.setdefault(c.axes, []).append(f"{c.count} x {c.tensor}, {bytes_text(c.wire_bytes)}")
+    for (a, b), texts in pairs.items():
+        node = f"send{a}to{b}"
+        body = texts[:5] + ([f"and {len(texts) - 5} more"] if len(texts) > 5 else [])
+        lines.append(f"  {node} [{dot_node({'kind': 'send', 'head': 'send', 'body': body})}];")
+        lines.append(f"  {ends[int(a)][1]} -> {node} [ltail=cluster_p{a}];")
+        lines.append(f"  {node} -> {ends[int(b)][0]} [lhead=cluster_p{b}];")
+    return lines
 
 
 def dot_lines(out: nx.DiGraph, prefix: str = "") -> list[str]:

@@ -13,11 +13,14 @@ from sbp.errors import ArgumentError, Problem
 from sbp.hardware.catalogue import hardware_of
 from sbp.passes.explain.choices import RowChoices
 from sbp.passes.explain.plan import Collective, PlanData
+from sbp.passes.explain.stage_figures import PlaceFigures, StageFigures
 from sbp.passes.plan.record import read_record, record_data
 from sbp.passes.render.dot import dot_text
 from sbp.passes.render.program_data import json_text, program_data
+from sbp.passes.render.schedule_data import read_schedule, read_timeline, schedule_data, timeline_data
 from sbp.passes.render.shardings import shardings_text
 from sbp.passes.render.svg import plan_svg
+from sbp.passes.render.timeline import chrome_trace
 from sbp.passes.render.web_page import NO_CHOICES, PageProfile, plan_page, profiled_page
 from sbp.placement import Placement
 from sbp.signature import format_sbp, parse_sbp
@@ -26,7 +29,9 @@ from sbp.text.json_reader import json_of
 READERS = {".html": "to read it", ".json": "to load it again"}
 FORMAT, VERSION = "sbp-plan", 4
 TRACE = ".trace.json"
-NOT_SAVED = ("physical", "program", "replanner", "writer", "choice", "apart")
+OF_STAGES = ("stages", "schedule", "timeline", "figures", "memory", "places")
+"""Fields that only the file of a plan with stages has."""
+NOT_SAVED = ("physical", "program", "replanner", "writer", "choice", "apart", *OF_STAGES)
 """Fields of a plan that a file does not have, or has in a form of its own."""
 
 
@@ -36,7 +41,7 @@ def plan_json(plan: PlanData) -> str:
 
 
 def plan_data(plan: PlanData) -> dict[str, Any]:
-    """The plan as JSON has it, but for what a subclass adds."""
+    """The plan as JSON has it."""
     data: dict[str, Any] = {"format": FORMAT, "version": VERSION}
     for f in dataclasses.fields(plan):
         if f.name not in NOT_SAVED:
@@ -52,6 +57,13 @@ def plan_data(plan: PlanData) -> dict[str, Any]:
     if (program := plan.program if plan.physical is None else program_data(plan)) is not None:
         data["program"] = program
     data["choice"] = None if plan.choice is None else record_data(plan.choice)
+    if plan.stages:
+        data["stages"] = [plan_data(p) for p in plan.stages]
+        data["schedule"] = None if plan.schedule is None else schedule_data(plan.schedule)
+        data["timeline"] = None if plan.timeline is None else timeline_data(plan.timeline)
+        data["figures"] = [dataclasses.asdict(s) for s in plan.figures]
+        data["memory"] = plan.memory
+        data["places"] = [dataclasses.asdict(p) for p in plan.places]
     return data
 
 
@@ -77,16 +89,36 @@ def _with_infinity(data: Any) -> Any:
     return math.inf if data is None else data
 
 
+def trace(plan: PlanData) -> str:
+    """The estimated timeline for Perfetto and Chrome."""
+    if plan.timeline is None:
+        raise problem(
+            f"a plan of {plan.name!r} without micro-batches",
+            ", ".join(s for s in writers_of(plan) if s != TRACE),
+            "only a program with micro-batches has a timeline",
+            "sbp.microbatch(jax.value_and_grad(loss), 8, batch_args=1)",
+            "saving a trace",
+        )
+    return chrome_trace([plan.timeline])
+
+
 WRITERS: Mapping[str, Callable[[PlanData], str]] = {
     ".json": plan_json,
     ".html": plan_page,
     ".dot": dot_text,
     ".svg": plan_svg,
     ".py": shardings_text,
+    TRACE: trace,
 }
 
 
-def check_suffix(path: str | os.PathLike[str], writers: Collection[str] = WRITERS.keys()) -> str:
+def writers_of(plan: PlanData) -> Mapping[str, Callable[[PlanData], str]]:
+    """How a plan can be written: with stages as a trace, without as shardings."""
+    left_out = ".py" if plan.stages else TRACE
+    return {suffix: write for suffix, write in WRITERS.items() if suffix != left_out}
+
+
+def check_suffix(path: str | os.PathLike[str], writers: Collection[str]) -> str:
     """The suffix of a file that a plan can be saved to, the longest of those that it ends with.
 
     Raises:
@@ -122,14 +154,16 @@ def save_plan(
       ArgumentError: for a suffix that is not a key of `WRITERS`, or a picture of a plan without its program;
         for a profile of another program, or one that is to stand in anything but a page.
     """
-    suffix = check_suffix(path)
+    writers = writers_of(plan)
+    suffix = check_suffix(path, writers)
     if profile is not None:
         check_page(path, suffix)
         write(path, profiled_page(plan, profile, choices))
         return
-    if plan.physical is None and plan.program is None and suffix in (".dot", ".svg"):
-        raise no_picture(plan, path, ".json, .html")
-    write(path, plan_page(plan, choices=choices) if suffix == ".html" else WRITERS[suffix](plan))
+    drawn = (".dot",) if plan.stages else (".dot", ".svg")  # the picture of a schedule needs no program
+    if suffix in drawn and not plan.has_program:
+        raise no_picture(plan, path, ", ".join(s for s in writers if s not in (*drawn, ".py")))
+    write(path, plan_page(plan, choices=choices) if suffix == ".html" else writers[suffix](plan))
 
 
 def check_page(path: str | os.PathLike[str], suffix: str) -> None:
@@ -164,13 +198,8 @@ def no_picture(plan: PlanData, path: str | os.PathLike[str], legal: str) -> Argu
     )
 
 
-def load_plan(
-    path: str | os.PathLike[str], others: Mapping[str, Callable[[Mapping[str, Any]], PlanData]]
-) -> PlanData:
+def load_plan(path: str | os.PathLike[str]) -> PlanData:
     """Reads a plan that was saved as .json; its `physical` is None.
-
-    Arguments:
-      others: how other kinds of plan are read, each by a field that it alone has.
 
     Raises:
       ArgumentError: if the file holds no plan, or one of a version that is not known.
@@ -180,21 +209,18 @@ def load_plan(
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as e:
         raise problem(str(e), _LEGAL, "the file cannot be read as JSON", _FIX, where) from None
-    return parse_plan(text, others, where)
+    return parse_plan(text, where)
 
 
 _LEGAL = f"JSON of format {FORMAT!r}, version {VERSION}"
 _FIX = "plan.save('plan.json') writes such a file"
 
 
-def parse_plan(
-    text: str, others: Mapping[str, Callable[[Mapping[str, Any]], PlanData]], where: str
-) -> PlanData:
+def parse_plan(text: str, where: str) -> PlanData:
     """The plan of a text that `plan_json` has written.
 
     Arguments:
-      others: as of `load_plan`.
-      where: what an error says at its beginning.
+      where: the beginning of an error.
 
     Raises:
       ArgumentError: as `load_plan` does.
@@ -207,7 +233,7 @@ def parse_plan(
         found = (data.get("format"), data.get("version")) if isinstance(data, dict) else type(data).__name__
         raise problem(f"{found}", _LEGAL, "only files of this format can be read", _FIX, where)
     try:
-        return next((read for key, read in others.items() if key in data), read_plan)(data)
+        return read_plan(data)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as e:
         raise problem(
             f"{type(e).__name__}: {e}", _LEGAL, "a field is missing or has no legal value", _FIX, where
@@ -220,8 +246,9 @@ def _placement(at: Mapping[str, Any]) -> Placement:
 
 
 def read_plan(data: Mapping[str, Any]) -> PlanData:
-    """The plan of such data, without what a subclass adds."""
+    """The plan of such data."""
     at, on = data["placement"], _with_infinity(data["hardware"])
+    more = _of_stages(data) if "stages" in data else {}
     return PlanData(
         data["name"],
         _placement(at),
@@ -240,7 +267,21 @@ def read_plan(data: Mapping[str, Any]) -> PlanData:
         program=data.get("program"),
         cheapest_seconds=data.get("cheapest_seconds"),
         choice=None if data["choice"] is None else read_record(data["choice"]),
+        **more,
     )
+
+
+def _of_stages(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a plan with stages."""
+    schedule, timeline = data["schedule"], data["timeline"]
+    return {
+        "stages": tuple(map(read_plan, data["stages"])),
+        "schedule": None if schedule is None else read_schedule(schedule),
+        "timeline": None if timeline is None else read_timeline(timeline),
+        "figures": tuple(StageFigures(**s) for s in data["figures"]),
+        "memory": tuple(data["memory"]),
+        "places": tuple(PlaceFigures(**p) for p in data.get("places", ())),
+    }
 
 
 def _collective(c: Mapping[str, Any]) -> Collective:

@@ -7,7 +7,6 @@ from typing import Any
 
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.physical.program import Box
-from sbp.passes.pipeline.plan import PipelineData
 from sbp.passes.render.program_data import line_data
 
 Lines = Mapping[str, Mapping[str, Any]]
@@ -16,7 +15,7 @@ Lines = Mapping[str, Mapping[str, Any]]
 
 def lines_of(plan: PlanData) -> Lines:
     """The user's lines that a plan speaks of."""
-    if isinstance(plan, PipelineData):
+    if plan.stages:
         return {where: line for p in plan.stages for where, line in lines_of(p).items()}
     if plan.physical is None:
         return {} if plan.program is None else dict(plan.program.get("lines", {}))

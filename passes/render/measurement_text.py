@@ -8,8 +8,8 @@ from typing import TypeAlias
 from sbp.passes.explain.measurement import GroupTime, MeasuredStep, group_times, kernels_estimate
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.explain.words import kind_text
-from sbp.passes.render.pipeline_text import columns
 from sbp.passes.render.program_data import program_data
+from sbp.passes.render.stage_tables import columns
 from sbp.passes.render.width import fitted
 from sbp.text.units import seconds_text
 

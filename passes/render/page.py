@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from html import escape
 
 from sbp.passes.explain.plan import PlanData
@@ -18,8 +18,11 @@ from sbp.passes.explain.words import (
     tensor_text,
     totals,
 )
+from sbp.passes.render import stage_tables, text
 from sbp.passes.render.colours import mark_of
+from sbp.passes.render.stage_tables import own_signatures, place_heading, send_rows, stage_rows
 from sbp.passes.render.svg import plan_svg
+from sbp.passes.render.timeline import estimated, timeline_svg
 from sbp.signature import format_sbp
 from sbp.text.units import bytes_text, seconds_text
 
@@ -53,10 +56,33 @@ STYLE = f"""
 
 
 def plan_html(plan: PlanData) -> str:
-    """Totals, the table, and the picture to be unfolded."""
-    where = f"on {plan.placement}, planned for {plan.hardware.name}"
-    top = heading(plan.name, where, totals(plan), misfit_text(plan))
-    return short([top, *table(plan), folded(plan), notes(plan)])
+    """Totals, the table, and the picture to be unfolded; of several placements each of these."""
+    name, _, rest = text.heading(plan).partition(" ")
+    top = heading(name.rstrip(":"), rest, totals(plan), misfit_text(plan))
+    if not plan.stages:
+        return short([top, *table(plan), folded(plan), notes(plan)])
+    places = [
+        f"<details><summary>{escape(place_heading(plan, i))}</summary>{''.join(_place(plan, i))}</details>"
+        for i in range(len(plan.stages))
+    ]
+    return short([top, *_stages(plan), *places, notes(plan)])
+
+
+def _stages(plan: PlanData) -> Iterator[str]:
+    """The schedule, the stages, and what is sent between placements."""
+    if plan.timeline is not None:
+        svg = timeline_svg([estimated(plan.timeline)], f"{plan.name}: the schedule")
+        yield "<h2>Timeline</h2>" + picture(svg)
+    for title, lines in (("Stages", stage_rows(plan)), ("Sent between placements", send_rows(plan))):
+        if len(lines) > 1:
+            yield f"<h2>{title}</h2>" + figures_table(lines, stage_tables.NUMBERS)
+
+
+def _place(plan: PlanData, place: int) -> list[str]:
+    """One placement: its collectives, its picture, its arguments and results."""
+    p = plan.stages[place]
+    drawn = [picture(plan_svg(p))] if p.has_program else []
+    return [*table(p), *drawn, *signatures(own_signatures(p), plan)]
 
 
 def short(body: Iterable[str]) -> str:
@@ -130,7 +156,7 @@ def picture(svg: str) -> str:
 
 def folded(plan: PlanData) -> str:
     """The picture of a plan, to be unfolded."""
-    if plan.physical is None and plan.program is None:
+    if not plan.has_program:
         return ""
     return f"<details><summary>picture</summary>{picture(plan_svg(plan))}</details>"
 

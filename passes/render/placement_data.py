@@ -8,7 +8,7 @@ from typing import Any
 
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.explain.words import rest_lines
-from sbp.passes.render.pipeline_text import own_signatures
+from sbp.passes.render.stage_tables import own_signatures
 from sbp.text.units import bytes_text
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sbp.passes.pipeline.figures import StageFigures
-from sbp.passes.pipeline.plan import PipelineData
-from sbp.passes.render.pipeline_text import place_heading
+from sbp.passes.explain.plan import PlanData
+from sbp.passes.explain.stage_figures import StageFigures
+from sbp.passes.render.stage_tables import place_heading
 from sbp.passes.schedule.actions import Kind
 from sbp.passes.schedule.memory import Footprint, peaks
 from sbp.passes.schedule.spans import Span
@@ -19,7 +19,7 @@ ROW = ("what", "type", "sbp", "bytes", "inner")
 """Of what is held: `inner` is part of the row above it."""
 
 
-def memories(plan: PipelineData, parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def memories(plan: PlanData, parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Per placement, its curve and what is held at the most; none without micro-batches.
 
     Arguments:

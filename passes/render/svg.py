@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from statistics import fmean
@@ -31,9 +33,13 @@ from sbp.passes.render.svg_parts import (
     rect,
     text_at,
 )
+from sbp.passes.render.text import heading
+from sbp.passes.render.timeline import estimated, timeline_svg
 
 if TYPE_CHECKING:
     import networkx as nx
+
+_SIZE = re.compile(r'<svg [^>]*?width="(\d+)" height="(\d+)"')
 
 TOP, GAP, ROW_GAP, PAD = 34.0, 22.0, 30.0, 16.0
 WIDTH, LINE_HEIGHT = 212.0, 13.0
@@ -140,9 +146,28 @@ def sized(graph: nx.DiGraph) -> nx.DiGraph:
 def plan_svg(plan: PlanData) -> str:
     """The picture of a plan: its figures, where the time goes, and the folded graph.
 
+    Of several placements it has the schedule, and a picture of each.
+
     Raises:
       ValueError: for a plan without a program.
     """
+    return _each_placement(plan, _placement_svg)
+
+
+def _each_placement(plan: PlanData, draw: Callable[[PlanData], str]) -> str:
+    if not plan.stages:
+        return draw(plan)
+    title = f"{plan.name}: the schedule"
+    pictures = [] if plan.timeline is None else [timeline_svg([estimated(plan.timeline)], title)]
+    pictures += [draw(p) for p in plan.stages if p.has_program]
+    sizes = [(int(found[1]), int(found[2])) for svg in pictures if (found := _SIZE.search(svg)) is not None]
+    tops = itertools.accumulate((h for _, h in sizes), initial=0)
+    lines = [p.replace("<svg ", f'<svg x="0" y="{y}" ', 1) for p, y in zip(pictures, tops, strict=False)]
+    width, height = max((w for w, _ in sizes), default=0), sum(h for _, h in sizes)
+    return document(width, height, heading(plan), lines)
+
+
+def _placement_svg(plan: PlanData) -> str:
     graph = sized(folded(plan))
     layout = place(graph)
     # Rows that have a node each need no list.
@@ -172,6 +197,10 @@ def claim_svg(plan: PlanData) -> str:
     Raises:
       ValueError: for a plan without a program.
     """
+    return _each_placement(plan, _claim_svg)
+
+
+def _claim_svg(plan: PlanData) -> str:
     head, y, wide = _head(plan, LEAST_WIDTH, listed=True)
     return document(wide + 2 * MARGIN, y + MARGIN / 2, f"{plan.name} on {plan.placement}", head)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich import box
@@ -27,6 +28,7 @@ from sbp.passes.explain.words import (
     totals,
     verdict_text,
 )
+from sbp.passes.render.stage_tables import columns, own_signatures, place_heading, send_rows, stage_rows
 from sbp.passes.render.width import MAX_WIDTH, drawn, fitted, terminal_width
 from sbp.signature import format_sbp
 from sbp.text.units import bytes_text, seconds_text
@@ -35,6 +37,9 @@ MAX_TENSOR = 44
 MIN_REASON = 40
 HEADINGS = ("", "collective", "tensor", "before -> after", "over", "sent", "time", "why")
 FIGURES = ("", "sent", "time")
+_NUMBERS = re.compile(r"\b(stage|stages|placement) [\d, and]+")
+_INDICES = re.compile(r"\[[\d|]+\]")
+"""What differs between the texts of equal placements."""
 
 
 @dataclass(frozen=True)
@@ -60,32 +65,65 @@ def plan_text(plan: PlanData, width: int | None = None, how: Shown = COSTLIEST) 
       width: columns of a line; by default those of the terminal. Without one only the table has a width.
     """
     width = terminal_width() if width is None else width
-    parts = [f"{plan.name} on {plan.placement}, planned for {plan.hardware.name}", *misfit_lines(plan), ""]
-    parts += [*table_lines(plan, width, how), *totals_lines(totals(plan))]
-    parts += [*signature_lines(plan), *note_lines(plan)]
-    return fitted("\n".join(parts), width)
+    parts = [heading(plan), *([text] if (text := misfit_text(plan)) else []), ""]
+    if not plan.stages:
+        parts += [*table_lines(plan, width, how), *totals_lines(totals(plan)), *signature_lines(plan)]
+        return fitted("\n".join([*parts, *note_lines(plan)]), width)
+    parts += totals_lines(totals(plan))
+    for title, lines in (("stages", stage_rows(plan)), ("sent between placements", send_rows(plan))):
+        if len(lines) > 1:
+            parts += ["", title, *columns(lines, width)]
+    return fitted("\n".join([*parts, *note_lines(plan), *_places(plan, width, how)]), width)
+
+
+def heading(plan: PlanData) -> str:
+    """The program, where it runs, and the hardware that it is planned for."""
+    hardware = f"planned for {plan.hardware.name}"
+    if not plan.stages:
+        return f"{plan.name} on {plan.placement}, {hardware}"
+    places, s = f"on {len(plan.stages)} placements of {plan.placement}", plan.schedule
+    if s is None:
+        return f"{plan.name} {places}, {hardware}"
+    order = f"{s.microbatches} micro-batches, schedule {s.name}"
+    return f"{plan.name}: {s.stages} stages {places}, {order}, {hardware}"
+
+
+def _places(plan: PlanData, width: int | None, how: Shown) -> Iterator[str]:
+    """The placements one by one; one that is like an earlier one only says so."""
+    known: dict[str, int] = {}
+    for i in range(len(plan.stages)):
+        body = _place_text(plan, i, width, how)
+        same = known.setdefault(_INDICES.sub("[*]", _NUMBERS.sub(r"\1 *", body)), i)
+        yield from ("", place_heading(plan, i), *([f"  as placement {same}"] if same != i else ["", body]))
+
+
+def _place_text(plan: PlanData, place: int, width: int | None, how: Shown) -> str:
+    """The collectives of one placement, and its figures."""
+    p = own_signatures(plan.stages[place])
+    moving = sum(c.seconds for c in p.collectives)
+    per_step = f"{sum(c.count for c in p.collectives)} per step"
+    exposed = f" ({seconds_text(p.exposed_seconds)} exposed)" if p.overlaps else ""
+    total = (
+        f"collectives  {per_step}, {bytes_text(p.wire_bytes)} sent per device, {seconds_text(moving)} of "
+        f"{seconds_text(p.seconds)}{exposed}; {bytes_text(plan.memory[place])} at the peak per device"
+    )
+    return "\n".join([*table_lines(p, width, how), total, *signature_lines(p, plan)])
 
 
 def plan_line(plan: PlanData) -> str:
     """The plan in one line."""
-    return f"<Plan {plan.name} on {plan.placement}: {short_figures(plan)}>"
-
-
-def short_figures(plan: PlanData) -> str:
-    """The figures that one asks for first."""
+    stages = [f"{len(plan.stages)} placements"] if plan.stages else []
+    if plan.schedule is not None:
+        stages = [f"{plan.schedule.stages} stages on {stages[0]}, schedule {plan.schedule.name}"]
     figures = (
+        *stages,
         f"{sum(c.count for c in plan.collectives)} collectives",
         f"{bytes_text(plan.wire_bytes)} sent per device",
         f"{seconds_text(plan.step_seconds)} estimated",
         f"{bytes_text(plan.memory_bytes)} at the peak",
         verdict_text(plan),
     )
-    return ", ".join(figures)
-
-
-def misfit_lines(plan: PlanData) -> list[str]:
-    """That the plan does not fit its device; nothing if it does."""
-    return [text] if (text := misfit_text(plan)) else []
+    return f"<Plan {plan.name} on {plan.placement}: {', '.join(figures)}>"
 
 
 def table_lines(plan: PlanData, width: int | None = None, how: Shown = COSTLIEST) -> list[str]:

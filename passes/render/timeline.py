@@ -53,6 +53,11 @@ def timeline_svg(
     return document(whole, y, head, [heading, *_legend(timelines), *body])
 
 
+def estimated(timeline: Timeline) -> Timeline:
+    """A simulated timeline, with a name that says so."""
+    return Timeline(f"{timeline.name}, estimated", timeline.spans)
+
+
 def _text(x: float, y: float, text: str, size: float, more: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}" {more}>{escape(text)}</text>'
 

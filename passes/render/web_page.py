@@ -18,13 +18,11 @@ from sbp.errors import ArgumentError, Problem
 from sbp.passes.explain.choices import RowChoices
 from sbp.passes.explain.measurement import MeasuredStep, same_plan
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.pipeline.plan import PipelineData
-from sbp.passes.render import pipeline_text
 from sbp.passes.render.colours import every_mark, marks_css
 from sbp.passes.render.diff import diff_text
 from sbp.passes.render.diff_data import diff_data
+from sbp.passes.render.joined_parts import joined_data
 from sbp.passes.render.page_data import choices_data, data_text, page_data, removal_data, row_key
-from sbp.passes.render.pipeline_data import pipeline_data
 from sbp.passes.render.text import plan_text
 from sbp.passes.schedule.spans import Timeline
 from sbp.text.units import seconds_text
@@ -141,7 +139,6 @@ def plan_page(
       choices: what tensors could lie as instead, by the keys of their rows.
       beside: what a step took, per placement, to stand beside the estimates.
     """
-    text = pipeline_text.plan_text(plan, 120) if isinstance(plan, PipelineData) else plan_text(plan, 120)
     more = [{"title": t.title, "rows": t.rows, "numbers": list(t.numbers)} for t in tables]
     data = data_of(plan, timelines, beside) | {"measured": measured, "tables": more}
     rows = {row_key(c): c for c, _ in plan.merged()}
@@ -157,15 +154,15 @@ def plan_page(
             if found.removal is not None
         ],
     }
-    return document(f"{plan.name} on {plan.placement}", data, text)
+    return document(f"{plan.name} on {plan.placement}", data, plan_text(plan, 120))
 
 
 def data_of(
     plan: PlanData, timelines: Sequence[Timeline] = (), beside: Sequence[MeasuredStep] = ()
 ) -> dict[str, Any]:
     """What the page of a plan is given."""
-    if isinstance(plan, PipelineData):
-        return pipeline_data(plan, timelines, beside)
+    if plan.stages:
+        return joined_data(plan, timelines, beside)
     return page_data(plan, beside[0] if beside else None)
 
 

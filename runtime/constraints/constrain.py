@@ -13,7 +13,7 @@ from sbp.compat.untyped import PyTree, struct
 from sbp.errors import ArgumentError, Problem
 from sbp.options import IGNORE, Options
 from sbp.passes.explain.internal_errors import public
-from sbp.passes.face import PipelinePlan, Plan
+from sbp.passes.face import Plan
 from sbp.runtime.call.binding import Call, parameters
 from sbp.runtime.constraints.programs import ConstrainedProgram, ExplicitProgram
 from sbp.runtime.execute.compiled_program import CompiledProgram
@@ -47,7 +47,7 @@ def constrain(fn: Callable[P, R], plan: Plan, *, mesh: Mesh | None = None) -> Ca
     >>> jax.jit(constrain(jnp.sin, plan))(jnp.zeros(2)).tolist()
     [0.0, 0.0]
     """
-    if isinstance(plan, PipelinePlan):
+    if plan.stages:
         why, fix = "each stage is a program of its own", "sbp.compile(fn, placement), which runs it"
         where, legal = "constrain(fn, plan)", "the plan of one program"
         raise ArgumentError(Problem("argument", where, "a plan with stages", legal, why, fix))

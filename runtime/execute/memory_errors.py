@@ -9,8 +9,7 @@ from typing import Protocol
 from sbp.compat.errors import EXHAUSTED, is_exhausted
 from sbp.errors import MemoryLimitError, SbpError
 from sbp.passes.explain.memory import ran_out
-from sbp.passes.explain.plan import PlanData
-from sbp.passes.face import PipelinePlan, Plan
+from sbp.passes.face import Plan
 
 
 def out_of_memory(error: BaseException, plan: Plan, donated: Sequence[int]) -> MemoryLimitError:
@@ -20,19 +19,15 @@ def out_of_memory(error: BaseException, plan: Plan, donated: Sequence[int]) -> M
       donated: positions of arguments whose memory the results may take.
     """
     line = next((x.strip() for x in str(error).splitlines() if EXHAUSTED in x), EXHAUSTED)
-    part: PlanData = plan
-    given = tuple(donated)
-    if isinstance(plan, PipelinePlan):  # the placement that needs most
-        part = max(plan.stages, key=lambda p: p.memory_bytes)
-        given = part.donated
-    return MemoryLimitError(ran_out(part, line, given))
+    part = max(plan.parts, key=lambda p: p.memory_bytes)
+    return MemoryLimitError(ran_out(part, line, part.donated if plan.stages else tuple(donated)))
 
 
 class HasPlan(Protocol):
     """A compiled signature of a program, with its plan."""
 
     @property
-    def plan(self) -> Plan | PipelinePlan:
+    def plan(self) -> Plan:
         """Its plan."""
 
     @property

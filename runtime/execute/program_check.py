@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from sbp.compat import untyped
-from sbp.passes.face import PipelinePlan, Plan
+from sbp.passes.face import Plan
 from sbp.passes.pipeline.slots import Cut
 from sbp.passes.plan.digest import graph_digest
 from sbp.passes.program.graph import Const, Graph, Value
@@ -52,7 +52,7 @@ def check_same(
     return _shared(plan, inputs, digest) if needs_all(text, mesh, others.count) else None
 
 
-def check_same_pipeline(plan: PipelinePlan, graph: Graph, cuts: Sequence[Cut]) -> SharedProgram | None:
+def check_same_pipeline(plan: Plan, graph: Graph, cuts: Sequence[Cut]) -> SharedProgram | None:
     """The same for a program with stages: each process compiles its own, so plans and graphs are compared.
 
     Raises:
@@ -74,7 +74,7 @@ def check_same_pipeline(plan: PipelinePlan, graph: Graph, cuts: Sequence[Cut]) -
     return _shared(plan, inputs, digest) if len(held) == others.count else None
 
 
-def _shared(plan: Plan | PipelinePlan, inputs: Sequence[Value], digest: str) -> SharedProgram:
+def _shared(plan: Plan, inputs: Sequence[Value], digest: str) -> SharedProgram:
     return SharedProgram(digest[:16], (plan.name, *(f"{v.name}: {v.dtype}{list(v.shape)}" for v in inputs)))
 
 
@@ -109,7 +109,7 @@ def _groups(text: str) -> Iterator[list[int]]:
             yield [int(d) for d in row if d >= 0]  # groups of several sizes are filled with -1
 
 
-def begin_together(plan: Plan | PipelinePlan, compiled: Callable[[], object]) -> None:
+def begin_together(plan: Plan, compiled: Callable[[], object]) -> None:
     """Waits until all processes have compiled a program, before any runs it.
 
     Gloo fails if one process begins a first collective half a minute before the others, and compiling may

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from sbp.compat.core import itemsize
 from sbp.compat.untyped import Leaf, PyTree, partition_spec
 from sbp.errors import Problem, raise_all
-from sbp.passes.face import PipelinePlan
+from sbp.passes.face import Plan
 from sbp.passes.pipeline.edges import edges_of
 from sbp.passes.pipeline.slots import Slot
 from sbp.passes.pipeline.stages import Stages
@@ -64,7 +64,7 @@ class CompiledPipeline:
 
     stages: Stages
     schedule: Schedule | None
-    plan: PipelinePlan
+    plan: Plan
     donate: tuple[int, ...]
     weak: tuple[bool, ...]
     drivers: Drivers

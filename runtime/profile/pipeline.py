@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from sbp.compat.untyped import Leaf, PyTree, block_until_ready
 from sbp.passes.face import Plan
 from sbp.passes.pipeline.schedule_choice import ScheduleTask, split_seconds, task_of
-from sbp.passes.render import pipeline_page
+from sbp.passes.render.timeline import estimated
 from sbp.passes.schedule.actions import SENDS, Kind, Schedule
 from sbp.passes.schedule.simulate import simulate
 from sbp.passes.schedule.spans import Timeline
@@ -103,7 +103,7 @@ class _Measuring:
         return replace(
             whole,
             timeline=_from_zero(best),
-            simulated=pipeline_page.estimated(plan),
+            simulated=None if plan.timeline is None else estimated(plan.timeline),
             replayed=replace(replayed, name=f"{self.schedule.name}, simulated with the times measured alone"),
             live=tuple(alone[0].live),
             live_bytes=tuple(alone[0].live_bytes),

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from sbp.options import bytes_of
 from sbp.passes.explain.measurement import MeasuredStep
 from sbp.passes.face import Plan
-from sbp.passes.pipeline.plan import PipelineData
 from sbp.passes.pipeline.schedule_choice import ScheduleTask, found_schedule
 from sbp.passes.render import files
 from sbp.passes.render.measurement_text import (
@@ -21,7 +20,7 @@ from sbp.passes.render.measurement_text import (
     ratio_text,
 )
 from sbp.passes.render.page import figures_table, heading, picture, short
-from sbp.passes.render.pipeline_text import NUMBERS, columns, place_heading
+from sbp.passes.render.stage_tables import NUMBERS, columns, place_heading
 from sbp.passes.render.timeline import chrome_trace, timeline_svg
 from sbp.passes.render.web_page import PageTable, profiled_page
 from sbp.passes.render.width import fitted, terminal_width
@@ -200,10 +199,9 @@ class Profile:
         out = [fitted("\n".join(lines), most)]
         out += ["", *columns(self.rows())] if self.actions else []
         out += [measured_text(self.plan, self.step, most)] if self.step is not None else []
-        if isinstance(self.plan, PipelineData):
-            for i, step in enumerate(self.places):
-                tables = measured_text(self.plan.stages[i], step, most, self.plan.step_seconds)
-                out += ["", fitted(place_heading(self.plan, i), most), tables]
+        for i, step in enumerate(self.places):
+            tables = measured_text(self.plan.stages[i], step, most, self.plan.step_seconds)
+            out += ["", fitted(place_heading(self.plan, i), most), tables]
         return "\n".join(out)
 
     def _repr_html_(self) -> str:

@@ -15,7 +15,7 @@ from sbp.compat.forks import check_not_forked
 from sbp.compat.untyped import PyTree
 from sbp.errors import ArgumentError, ProcessError, SbpError
 from sbp.passes.explain.internal_errors import public
-from sbp.passes.face import PipelinePlan, Plan
+from sbp.passes.face import Plan
 from sbp.passes.render.source import ProgramSource
 from sbp.runtime.ahead_of_time.program import domain_devices, lowered_for, report_of_stages
 from sbp.runtime.call import arguments
@@ -253,7 +253,7 @@ class Program(Compilation[P, R]):
           SbpError: as a call does.
         """
         plan = self.plan(*args, **kwargs)
-        if isinstance(plan, PipelinePlan):
+        if plan.stages:
             raise ArgumentError(many_programs(self, "report_of"))
         lowered = functools.partial(self.lower, *args, **kwargs)
         domain = domain_devices(self.placement, self.options.topology)

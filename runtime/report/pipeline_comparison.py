@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
 
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.pipeline.plan import PipelineData
 from sbp.passes.program.role import Part, Phase
 from sbp.passes.schedule.spans import Timeline
 from sbp.runtime.pipeline.memory import PeakMemory
@@ -131,11 +129,6 @@ class ComparedPipeline(ComparedProgram):
     ways: tuple[ComparedTransfer, ...] = ()
     timeline: Timeline | None = None
     simulated_seconds: float | None = None
-
-    @property
-    def pipeline(self) -> PipelineData:
-        """The plan."""
-        return cast(PipelineData, self.plan)
 
     @property
     def wire_bytes(self) -> float:

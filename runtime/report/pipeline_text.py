@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sbp.passes.render import files
+from sbp.passes.render.files import plan_json
 from sbp.passes.render.page import figures_table, heading, short
-from sbp.passes.render.pipeline_files import plan_json
-from sbp.passes.render.pipeline_text import columns
+from sbp.passes.render.stage_tables import columns
 from sbp.passes.render.timeline import chrome_trace
 from sbp.passes.render.web_page import PageTable, plan_page
 from sbp.passes.render.width import fitted, terminal_width
@@ -65,7 +65,7 @@ def report_line(report: ComparedPipeline) -> str:
 
 def title(report: ComparedPipeline) -> str:
     """What was compiled for what."""
-    plan = report.pipeline
+    plan = report.plan
     how = ""
     if plan.schedule is not None:
         s = plan.schedule
@@ -75,7 +75,7 @@ def title(report: ComparedPipeline) -> str:
 
 def figures(report: ComparedPipeline) -> list[tuple[str, str]]:
     """What is compared, each with its name."""
-    plan = report.pipeline
+    plan = report.plan
     planned = sum(p.plan.wire_bytes for p in report.places)
     held = [p.peak.bytes for p in report.places if p.peak is not None]
     most = bytes_text(max(held)) + " compiled" if held else "the backend does not say what it takes"
@@ -179,7 +179,7 @@ def report_page(report: ComparedPipeline) -> str:
         f"Compiled for {report.target}", [("", "plan and compiled pieces"), *figures(report)]
     )
     more = [PageTable(f"Compiled: {name}", rows, NUMBERS) for name, rows in tables(report)]
-    planned = report.pipeline.timeline
+    planned = report.plan.timeline
     drawn = [t for t in (planned, report.timeline) if t is not None] if report.timeline is not None else []
     return plan_page(report.plan, tables=[compiled, *more], timelines=drawn)
 
@@ -209,7 +209,7 @@ def report_data(report: ComparedPipeline) -> dict[str, Any]:
             for p in report.places
         ],
         "ways": [dataclasses.asdict(w) for w in report.ways],
-        "plan": json.loads(plan_json(report.pipeline)),
+        "plan": json.loads(plan_json(report.plan)),
     }
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from sbp.passes.explain.words import kind_text
-from sbp.passes.render.pipeline_text import columns
+from sbp.passes.render.stage_tables import columns
 from sbp.passes.render.width import fitted, terminal_width
 from sbp.runtime.target.collective_sites import CompiledCollective
 from sbp.runtime.target.comparison import ComparedProgram

@@ -15,7 +15,7 @@ from sbp.hardware.hierarchies import MOST_AXES, hierarchies
 from sbp.options import Options
 from sbp.passes.explain.internal_errors import public
 from sbp.passes.explain.parallelism import named_state, parallelism_text
-from sbp.passes.face import PipelinePlan, Plan
+from sbp.passes.face import Plan
 from sbp.passes.pipeline.op_placement import loop_of, placements_of
 from sbp.passes.program.scan_residuals import computes_twice
 from sbp.placement import for_placement, placement
@@ -225,7 +225,7 @@ def _words(traced_call: TracedCall, plan: Plan) -> str:
         [None] * len(traced.in_paths), [None] * len(traced.out_paths)
     )
     state = set(named_state(traced.in_paths, ties.arguments))
-    if not isinstance(plan, PipelinePlan):
+    if not plan.stages:
         return parallelism_text(plan, state)
     # Parts of a stack are state where the stack is.
     state |= {path for stage in plan.stages for path in stage.in_paths if path.rpartition("[")[0] in state}

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from sbp.errors import ArgumentError, Problem
-from sbp.passes.explain.plan import Collective
-from sbp.passes.pipeline.plan import PipelineData
+from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.pipeline.slots import How, Piece, Slot
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.pipeline.times import ways
@@ -35,7 +34,7 @@ _MANY = 24
 """Leaves of arguments or results that do not have a line each."""
 
 
-def write_staged(plan: PipelineData, whole: bool = True) -> ProgramSource:
+def write_staged(plan: PlanData, whole: bool = True) -> ProgramSource:
     """The source of a plan with stages.
 
     Arguments:
@@ -51,8 +50,7 @@ def write_staged(plan: PipelineData, whole: bool = True) -> ProgramSource:
         )
         why = "the weights of all layers are one argument, which belongs to no single stage"
         fix = "plan.stages[0].source(), and print(plan.schedule)"
-        raise ArgumentError(Problem("argument", "PipelinePlan.source", got, legal, why, fix))
-    assert plan.apart is not None
+        raise ArgumentError(Problem("argument", "Plan.source", got, legal, why, fix))
     return StagedModule(plan, plan.apart).source()
 
 
@@ -60,7 +58,7 @@ def write_staged(plan: PipelineData, whole: bool = True) -> ProgramSource:
 class StagedModule:
     """Writes the module of one plan."""
 
-    plan: PipelineData
+    plan: PlanData
     stages: Stages
     given: GivenThings = field(default_factory=GivenThings)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from sbp.passes.explain.plan import PlanData
 from sbp.passes.pipeline.cut import border_of
-from sbp.passes.pipeline.plan import PipelineData
 from sbp.passes.pipeline.slots import Cut, How, Piece, Slot, SlotKind
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.pipeline.times import ways
@@ -62,7 +62,7 @@ class StageNames:
       merged: whether a backward pass is one piece.
     """
 
-    plan: PipelineData
+    plan: PlanData
     stages: Stages
     merged: bool
 

@@ -14,7 +14,6 @@ import numpy as np
 from sbp.compat import core
 from sbp.compat.untyped import PyTree
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.pipeline.plan import PipelineData
 from sbp.passes.program.control import trips
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.views import op_of
@@ -119,12 +118,11 @@ NO_WORK = StepWork(0.0, 0.0)
 
 def step_work(plan: PlanData) -> StepWork:
     """What a step of a plan computes; nothing of a plan that was loaded from a file."""
-    parts: Sequence[PlanData] = plan.stages if isinstance(plan, PipelineData) else (plan,)
-    graphs = [p.physical.graph for p in parts if p.physical is not None]
+    graphs = [p.physical.graph for p in plan.parts if p.physical is not None]
     found = [product for g in graphs for product in _products(g, g.nodes, 1.0)]
     if not found or not plan.hardware.chip:
         return StepWork(sum(flops for flops, _ in found), 0.0)
-    devices = len({rank for p in parts for rank in p.placement.ranks})
+    devices = len({rank for p in plan.parts for rank in p.placement.ranks})
     seconds = sum(flops / _peak(plan, itemsize) for flops, itemsize in found)
     total = sum(flops for flops, _ in found)
     return StepWork(total, devices * total / seconds)

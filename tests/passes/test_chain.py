@@ -13,8 +13,7 @@ from sbp.errors import InternalError
 from sbp.passes import chain
 from sbp.passes.chain import PLACEMENT, STAGES, Chain, Placed, first
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.face import PipelinePlan, Plan, faced
-from sbp.passes.pipeline.plan import PipelineData
+from sbp.passes.face import Plan, faced
 from sbp.passes.spec import SpecError
 from tests.golden import two_stages
 
@@ -64,6 +63,6 @@ def test_a_plan_is_data_and_the_face_shows_it() -> None:
 def test_a_plan_of_stages_has_faces_all_the_way_down() -> None:
     program = sbp.compile(two_stages.step, two_stages.step_placement)
     plan = program.plan(*two_stages.step_args())
-    assert isinstance(plan, PipelinePlan) and all(type(p) is Plan for p in plan.stages)
-    data = PipelineData(**{name: getattr(plan, name) for name in PipelineData.__dataclass_fields__})
+    assert plan.stages and all(type(p) is Plan for p in plan.stages)
+    data = PlanData(**{name: getattr(plan, name) for name in PlanData.__dataclass_fields__})
     assert str(faced(data)) == str(plan) and plan.wire_bytes == data.wire_bytes

@@ -12,7 +12,6 @@ from sbp.passes.explain.words import kind_text, rows
 from sbp.passes.face import Plan
 from sbp.passes.render.colours import ACTIONS, COLLECTIVES, KERNELS, OPS, mark_of
 from sbp.passes.render.outline import Outline
-from sbp.passes.render.pipeline_page import plan_svg as piped_svg
 from sbp.passes.render.program_data import program_data
 from sbp.passes.render.svg import claim_svg, plan_svg
 from sbp.passes.render.svg_claim import COSTLIEST, Spot, step_parts, streams
@@ -136,7 +135,7 @@ def test_no_colour_is_left_behind(overlapped: Plan) -> None:
     stay = {c for mark in marks for c in mark[:2]} | {INK_ON_COLOUR, SOFT_ON_COLOUR}
     for svg in (plan_svg(overlapped), claim_svg(overlapped), plan_svg(deep(24))):
         assert {*re.findall(r'(?:fill|stroke)="(#[0-9a-f]{6})"', svg)} <= stay | set(DARK)
-    assert "prefers-color-scheme:dark" in piped_svg(piped(), claim_svg)
+    assert "prefers-color-scheme:dark" in claim_svg(piped())
 
 
 def test_a_picture_without_a_program_is_refused(overlapped: Plan) -> None:

@@ -7,22 +7,21 @@ import pytest
 
 import sbp
 from sbp.options import PipelineOptions
-from sbp.passes.face import PipelinePlan, Plan
-from sbp.passes.render.pipeline_text import plan_text as pipeline_text
+from sbp.passes.face import Plan
 from sbp.passes.render.text import plan_text
 from sbp.passes.render.width import MAX_WIDTH, drawn, fitted, terminal_width
 from tests.golden import two_stages
 
 
 @pytest.fixture(scope="module")
-def pipeline() -> PipelinePlan:
+def pipeline() -> Plan:
     program = sbp.compile(
         two_stages.step,
         two_stages.step_placement,
         options=sbp.Options(pipeline=PipelineOptions(schedule="auto")),
     )
     plan = program.plan(*two_stages.step_args())
-    assert isinstance(plan, PipelinePlan)
+    assert plan.stages
     return plan
 
 
@@ -31,9 +30,9 @@ def words(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("width", [40, 57, 80, 100, 120, 140, 160])
-def test_no_line_is_wider_than_the_terminal(plan: Plan, pipeline: PipelinePlan, width: int) -> None:
+def test_no_line_is_wider_than_the_terminal(plan: Plan, pipeline: Plan, width: int) -> None:
     noted = replace(plan, notes=("a note that is " + "longer " * 40,))
-    for text in (plan_text(noted, width), pipeline_text(pipeline, width)):
+    for text in (plan_text(noted, width), plan_text(pipeline, width)):
         assert max(map(len, text.split("\n"))) <= width
         assert all(line == line.rstrip() for line in text.split("\n"))
     # Nothing is left out: a list says what the table says.
@@ -66,12 +65,10 @@ def test_letters_for_lines() -> None:
     assert drawn(line, io.TextIOWrapper(io.BytesIO(), encoding="utf-8")) == drawn(line, io.StringIO()) == line
 
 
-def test_repr_is_one_line(plan: Plan, pipeline: PipelinePlan) -> None:
+def test_repr_is_one_line(plan: Plan, pipeline: Plan) -> None:
     count = sum(c.count for c in plan.collectives)
     assert repr(plan).startswith(f"<Plan step on {plan.placement}: {count} collectives, ")
-    assert repr(pipeline).startswith(
-        "<PipelinePlan step on cpu(stage=2 x data=2): 2 stages on 2 placements, "
-    )
+    assert repr(pipeline).startswith("<Plan step on cpu(stage=2 x data=2): 2 stages on 2 placements, ")
     for x, proof in ((plan, "proven optimal in serial time"), (pipeline, "proven optimal")):
         assert "\n" not in repr(x) and len(repr(x)) < 250 and repr(x).endswith(f", {proof}>")
         assert repr([x]) == f"[{x!r}]"

@@ -22,7 +22,7 @@ from models.recommender.synthetic import Teacher
 from sbp import S
 from sbp.passes.explain.measurement import BOXING, MADE_BY_XLA, group_times, numbered
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.face import PipelinePlan, load_plan
+from sbp.passes.face import load_plan
 from sbp.passes.render.measurement_text import ratio_text
 from sbp.passes.render.page_data import page_data
 from sbp.passes.render.program_data import program_data
@@ -238,7 +238,7 @@ def program_of(plan: PlanData) -> dict[str, Any]:
 def test_each_placement_of_a_pipeline(pipeline: Profile) -> None:
     """Its parts are the step too, and every collective of every placement has its time."""
     plan = pipeline.plan
-    assert isinstance(plan, PipelinePlan) and len(pipeline.places) == 2 and not pipeline.undivided
+    assert plan.stages and len(pipeline.places) == 2 and not pipeline.undivided
     for part, step in zip(plan.stages, pipeline.places, strict=True):
         parts = step.kernel_seconds + step.exposed_seconds + step.waiting_seconds + step.unclaimed_seconds
         assert parts == pytest.approx(step.seconds, rel=1e-9) and step.kernel_seconds > 0

@@ -91,18 +91,18 @@ def test_what_crosses_is_compiled_once_per_way_and_kind(report: PipelineReport) 
         (0, 1, MICRO, True),
         (1, 0, MICRO, True),
     ]
-    assert [w.shard_bytes * w.times for w in report.ways] == [c.wire_bytes for c in report.pipeline.sends]
+    assert [w.shard_bytes * w.times for w in report.ways] == [c.wire_bytes for c in report.plan.sends]
     assert len({w.program for w in report.ways}) == 1  # the same shards, the other way
 
 
 def test_a_walk_counts_what_is_there(report: PipelineReport) -> None:
     """Without what pieces take, the peak of the last stage is what lies in its slots."""
-    apart = report.pipeline.apart
-    assert apart is not None and report.pipeline.schedule is not None
+    apart = report.plan.apart
+    assert apart is not None and report.plan.schedule is not None
     cuts = apart.cuts(True)
     slots = [Slots(c.physical, c.physical.placement.mesh) for c in cuts]
     nothing = {(k, p.part): PieceNeeds(0, 0) for k, c in enumerate(cuts) for p in c.pieces}
-    orders = report.pipeline.schedule.orders
+    orders = report.plan.schedule.orders
     one_by_one = [a for actions in zip(*orders, strict=True) for a in actions]
     walk = MemoryWalk(cuts, slots, apart.stages, one_by_one, MICRO, nothing)
     held = [p.bytes for p in walk.peaks() if p is not None]

@@ -9,13 +9,12 @@ from types import MappingProxyType
 from typing import Any
 
 from sbp.passes.explain.measurement import MeasuredStep
-from sbp.passes.explain.plan import Collective, together
-from sbp.passes.pipeline.figures import StageFigures
-from sbp.passes.pipeline.plan import PipelineData
+from sbp.passes.explain.plan import Collective, PlanData, together
+from sbp.passes.explain.stage_figures import StageFigures
 from sbp.passes.render.measurement_data import places_data, sent_apart
 from sbp.passes.render.page_data import columns, figures, part_data, row_columns
-from sbp.passes.render.pipeline_text import alike_sends, place_heading
 from sbp.passes.render.stage_memory import memories
+from sbp.passes.render.stage_tables import alike_sends, place_heading
 from sbp.passes.render.timeline import WORDS
 from sbp.passes.render.timeline_data import SPAN
 from sbp.passes.schedule.actions import SENDS
@@ -25,8 +24,8 @@ from sbp.passes.schedule.spans import Span, Timeline
 Columns = Mapping[str, list[Any]]
 
 
-def pipeline_data(
-    plan: PipelineData, timelines: Sequence[Timeline] = (), places: Sequence[MeasuredStep] = ()
+def joined_data(
+    plan: PlanData, timelines: Sequence[Timeline] = (), places: Sequence[MeasuredStep] = ()
 ) -> dict[str, Any]:
     """The data of the page of a program with stages.
 
@@ -55,11 +54,11 @@ def pipeline_data(
     }
 
 
-def _bubble(plan: PipelineData) -> float | None:
+def _bubble(plan: PlanData) -> float | None:
     return None if plan.timeline is None else plan.timeline.bubble_fraction
 
 
-def stage_columns(plan: PipelineData) -> Columns:
+def stage_columns(plan: PlanData) -> Columns:
     """The stages and what they cost."""
     names = ("stage", "place", "forward", "inputs", "weights", "kept_bytes", "weight_bytes")
     rows = (
@@ -78,7 +77,7 @@ def stage_columns(plan: PipelineData) -> Columns:
 
 
 def joined_parts(
-    plan: PipelineData,
+    plan: PlanData,
     parts: Sequence[Mapping[str, Any]],
     sends: Sequence[Sequence[Collective]],
     more: Columns = MappingProxyType({}),
