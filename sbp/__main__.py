@@ -283,10 +283,10 @@ def _profile(options: argparse.Namespace) -> None:
 
 def _compile(options: argparse.Namespace) -> None:
     from sbp.passes.render.files import check_suffix, write
-    from sbp.runtime.report.files import TRACE, WRITERS
+    from sbp.runtime.report.report import SUFFIXES
 
     for path in options.out:
-        check_suffix(path, [*WRITERS, *TRACE])
+        check_suffix(path, SUFFIXES)
     program, args = _program(options)
     if options.hlo:
         compiled = program.lower(*args).compile()

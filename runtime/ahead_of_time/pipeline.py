@@ -33,8 +33,8 @@ from sbp.runtime.pipeline.memory import MemoryWalk, PieceNeeds
 from sbp.runtime.pipeline.program import CompiledPipeline
 from sbp.runtime.pipeline.stage_programs import Slots, given_away, traced_piece
 from sbp.runtime.pipeline.transfer_engine import StageTransfer, relays_of
-from sbp.runtime.report.pipeline import PipelineReport
 from sbp.runtime.report.pipeline_comparison import ComparedPlace, ComparedTransfer, CompiledPiece
+from sbp.runtime.report.report import PipelineReport
 from sbp.runtime.target.comparison import memory_of
 from sbp.runtime.target.simulation import simulate
 

@@ -16,7 +16,7 @@ from sbp.runtime.ahead_of_time.pipeline import pipeline_report
 from sbp.runtime.execute.compiled_program import CompiledProgram
 from sbp.runtime.lower.lowering import shardings
 from sbp.runtime.pipeline.program import CompiledPipeline
-from sbp.runtime.report.pipeline import PipelineReport
+from sbp.runtime.report.report import PipelineReport
 from sbp.runtime.target.devices import absent_mesh, chip_of, cudnn_of, missing, topology_of
 
 

@@ -1,15 +1,27 @@
-"""`ProgramReport`: plan against compiled program, with every way to show it."""
+"""`ProgramReport` and `PipelineReport`: plan against compiled programs, with every way to show them."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
+from sbp.passes.explain.measurement import MeasuredStep
 from sbp.passes.face import Plan
+from sbp.passes.render import files
+from sbp.passes.render.timeline import chrome_trace
+from sbp.passes.schedule.spans import Timeline
 from sbp.rates.chips import Chip
-from sbp.runtime.report import files, page, text
+from sbp.runtime.report import pipeline_contents, program_contents
+from sbp.runtime.report.contents import Contents, contents_html, contents_page, contents_text
+from sbp.runtime.report.pipeline_comparison import ComparedPipeline
+from sbp.runtime.report.simulated_step import simulated_step
 from sbp.runtime.target.comparison import ComparedProgram, HasMemory, compared
+
+SUFFIXES = (".json", ".html", ".txt", files.TRACE)
+"""Of the files that a report can be saved to; a trace only if something was simulated."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -17,13 +29,13 @@ class ProgramReport(ComparedProgram):
     """Plan against compiled program; `print` shows it, `save` writes it. Made by `Program.report`."""
 
     def __str__(self) -> str:
-        return text.report_text(self)
+        return contents_text(self.contents)
 
     def __repr__(self) -> str:
-        return text.report_line(self)
+        return self.contents.summary
 
     def _repr_html_(self) -> str:
-        return page.report_html(self)
+        return contents_html(self.contents)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the report; the suffix chooses the form: .json, .html, .txt, or .trace.json for Perfetto.
@@ -31,7 +43,72 @@ class ProgramReport(ComparedProgram):
         Raises:
           ArgumentError: for another suffix, or for a trace where nothing could be simulated.
         """
-        files.save_report(self, path)
+        forms: dict[str, Callable[[], str]] = {
+            ".json": lambda: json.dumps(self.data, indent=1) + "\n",
+            ".html": lambda: contents_page(self.contents, self.timelines, self.beside),
+            ".txt": self.__str__,
+        }
+        if self.trace is not None:
+            forms[files.TRACE] = self.trace
+        files.write(path, forms[files.check_suffix(path, forms)]())
+
+    @property
+    def contents(self) -> Contents:
+        """What it shows."""
+        return program_contents.contents(self)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The report as JSON has it."""
+        return program_contents.data(self)
+
+    @property
+    def beside(self) -> Sequence[MeasuredStep]:
+        """The simulated step, as the page shows it beside the plan."""
+        step = simulated_step(self)
+        return () if step is None else (step,)
+
+    @property
+    def timelines(self) -> Sequence[Timeline]:
+        """The schedules that the page draws; () for the plan's own."""
+        return ()
+
+    @property
+    def trace(self) -> Callable[[], str] | None:
+        """Writes the simulated step for Perfetto; None if nothing was simulated."""
+        return None if self.simulation is None else lambda: program_contents.trace(self)
+
+
+@dataclass(frozen=True, repr=False)
+class PipelineReport(ComparedPipeline, ProgramReport):
+    """Plan against compiled pieces; shown as a `ProgramReport` is."""
+
+    @property
+    def contents(self) -> Contents:
+        """What it shows."""
+        return pipeline_contents.contents(self)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The report as JSON has it."""
+        return pipeline_contents.data(self)
+
+    @property
+    def beside(self) -> Sequence[MeasuredStep]:
+        """Nothing: schedules are drawn instead."""
+        return ()
+
+    @property
+    def timelines(self) -> Sequence[Timeline]:
+        """The planned and the simulated schedule; () if it was not simulated."""
+        planned = self.plan.timeline
+        return () if self.timeline is None or planned is None else (planned, self.timeline)
+
+    @property
+    def trace(self) -> Callable[[], str] | None:
+        """Writes the simulated schedule for Perfetto; None if it was not simulated."""
+        timeline = self.timeline
+        return None if timeline is None else lambda: chrome_trace([timeline])
 
 
 def report_of(

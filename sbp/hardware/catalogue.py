@@ -219,15 +219,15 @@ ANY = 1 << 62
 """The devices of a level of links without a limit."""
 
 
-def _hardware(chip: Chip, memory_bytes: float) -> Hardware:
-    """A chip of `sbp.rates`, with the memory that its data sheet has."""
+def hardware_of_chip(chip: Chip) -> Hardware:
+    """A chip of `sbp.rates` as plans use it."""
     rates = chip.matrix_flops
     return Hardware(
         name=chip.name,
         flops_per_second=((1, rates["f8"]), (2, rates["bf16"]), (4, rates["f32"]), (8, rates["f64"])),
         vector_flops_per_second=chip.vector_flops,
         memory_bytes_per_second=chip.memory_bytes_per_second * MEMORY_SHARE,
-        memory_bytes=memory_bytes,
+        memory_bytes=chip.sheet_bytes,
         links=(
             Link(chip.domain_devices, chip.link_bytes_per_second, chip.link_latency_seconds),
             Link(ANY, chip.nic_bytes_per_second, chip.nic_latency_seconds),
@@ -237,10 +237,8 @@ def _hardware(chip: Chip, memory_bytes: float) -> Hardware:
     )
 
 
-_MEMORY_BYTES = {"a100": 80e9, "h100": 80e9, "h200": 141e9, "b200": 180e9, "gb200": 197e9}
-
 CATALOGUE: dict[str, Hardware] = {
-    **{name: _hardware(CHIPS[name], n) for name, n in _MEMORY_BYTES.items()},
+    **{name: hardware_of_chip(chip) for name, chip in CHIPS.items()},
     # Forced host devices on two cores. Latency is what `python -m sbp calibrate` measures (a rendezvous of
     # threads); the link is set below what it measures, so that plans prefer few bytes on the wire, as on a
     # real network. They share the memory of a host, of which nothing is known.

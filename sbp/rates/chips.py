@@ -21,7 +21,8 @@ class Chip:
       capability: CUDA compute capability.
       cores: streaming multiprocessors, each with 128 float32 units unless `units` says otherwise.
       clock_hertz: boost clock.
-      memory_bytes, memory_bytes_per_second, l2_bytes: of one device.
+      memory_bytes, memory_bytes_per_second, l2_bytes: of one device, as XLA has them.
+      sheet_bytes: the memory of one device on its data sheet; plans keep to this.
       vector_flops: of float32 arithmetic outside the matrix units, FLOP/s.
       matrix_flops: dense FLOP/s of the matrix units by operand type: "f64", "f32" (TF32), "bf16", "f8".
       host_devices: devices that one host has.
@@ -40,6 +41,7 @@ class Chip:
     cores: int
     clock_hertz: float
     memory_bytes: int
+    sheet_bytes: float
     memory_bytes_per_second: float
     l2_bytes: int
     vector_flops: float
@@ -74,6 +76,7 @@ CHIPS: Mapping[str, Chip] = {
             cores=108,
             clock_hertz=1.41e9,
             memory_bytes=85100068864,
+            sheet_bytes=80e9,
             memory_bytes_per_second=2039.04e9,
             l2_bytes=41943040,
             vector_flops=19.4918e12,
@@ -90,6 +93,7 @@ CHIPS: Mapping[str, Chip] = {
             cores=132,
             clock_hertz=1.98e9,
             memory_bytes=84942979072,
+            sheet_bytes=80e9,
             memory_bytes_per_second=3352.32e9,
             l2_bytes=52428800,
             vector_flops=66.9082e12,
@@ -105,6 +109,7 @@ CHIPS: Mapping[str, Chip] = {
             cores=132,
             clock_hertz=1.98e9,
             memory_bytes=151397597184,
+            sheet_bytes=141e9,
             memory_bytes_per_second=4800e9,
             l2_bytes=52428800,
             vector_flops=66.9082e12,
@@ -118,6 +123,7 @@ CHIPS: Mapping[str, Chip] = {
             cores=148,
             clock_hertz=1.965e9,
             memory_bytes=191514411008,
+            sheet_bytes=180e9,
             memory_bytes_per_second=7672.32e9,
             l2_bytes=132644864,
             vector_flops=74.4499e12,
@@ -132,6 +138,7 @@ CHIPS: Mapping[str, Chip] = {
             cores=152,
             clock_hertz=2.062e9,
             memory_bytes=197897748480,
+            sheet_bytes=197e9,
             memory_bytes_per_second=7928.064e9,
             l2_bytes=135528448,
             vector_flops=80.2365e12,

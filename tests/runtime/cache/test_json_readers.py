@@ -236,7 +236,7 @@ def test_every_reader_of_json_is_known() -> None:
         "runtime/checkpoint/steps.py",
         # what this library, or XLA, has written in the same moment
         *(f"runtime/processes/{name}.py" for name in ("calls", "failure_propagation", "process_group")),
-        *("runtime/storage/extras.py", "runtime/hlo/parser.py", "runtime/report/pipeline_text.py"),
+        *("runtime/storage/extras.py", "runtime/hlo/parser.py", "runtime/report/pipeline_contents.py"),
     }
     reads = re.compile(r"^(?! *>>>).*\bjson\.(load|loads|JSONDecoder)\b", re.MULTILINE)
     links = ROOT / "sbp" / "passes", ROOT / "sbp" / "runtime"

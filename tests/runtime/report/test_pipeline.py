@@ -17,8 +17,8 @@ from sbp.errors import ArgumentError
 from sbp.options import PipelineOptions
 from sbp.runtime.pipeline.memory import MemoryWalk, PieceNeeds
 from sbp.runtime.pipeline.stage_programs import Slots
-from sbp.runtime.report.pipeline import PipelineReport
-from sbp.runtime.report.pipeline_text import report_text
+from sbp.runtime.report.contents import contents_text
+from sbp.runtime.report.report import PipelineReport
 from tests.errors.messages import check_message
 
 DEEP, WIDTH, ROWS, MICRO = 4, 128, 1024, 4
@@ -115,7 +115,7 @@ def test_text_and_files(report: PipelineReport, tmp_path: Path) -> None:
     text = str(report)
     assert text.splitlines()[0].endswith("2 stages, 4 micro-batches, schedule 1f1b, compiled by XLA for cpu")
     assert "not simulated" in text and "0 to 1" in text and "B0" in text
-    assert max(map(len, report_text(report, 60).splitlines())) <= 60
+    assert max(map(len, contents_text(report.contents, 60).splitlines())) <= 60
     assert repr(report).startswith("<PipelineReport step on cpu(stage=2 x data=2 x model=2): 2 placements")
     for suffix in (".json", ".html", ".txt"):
         report.save(tmp_path / f"report{suffix}")

@@ -14,7 +14,7 @@ import pytest
 import sbp
 from models import gpt, train
 from models.pipeline import Pipeline
-from sbp.runtime.report.pipeline import PipelineReport
+from sbp.runtime.report.report import PipelineReport
 from tests.runtime.report.test_pipeline import MICRO, trained
 from tests.runtime.target.plugin import needs_plugin
 

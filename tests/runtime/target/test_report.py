@@ -13,9 +13,10 @@ import sbp
 from sbp import B, S
 from sbp.errors import ArgumentError
 from sbp.rates.chips import CHIPS
+from sbp.runtime.report.contents import contents_text
+from sbp.runtime.report.program_contents import percent
 from sbp.runtime.report.report import ProgramReport, report_of
 from sbp.runtime.report.simulated_step import simulated_step
-from sbp.runtime.report.text import percent, report_text
 from sbp.runtime.target.collective_sites import CompiledCollective
 from sbp.runtime.target.comparison import MemoryUse, compared
 
@@ -75,7 +76,7 @@ def test_text_says_what_is_asked_first(report: ProgramReport) -> None:
     assert figures == ["sent per device", "memory per device", "collectives", "step", "unexplained"]
     assert "not simulated" in lines[4] and lines[5].endswith("nothing")
     assert any("all-reduce over" in line and "row" in line for line in lines)
-    assert max(map(len, report_text(report, 60).splitlines())) <= 60
+    assert max(map(len, contents_text(report.contents, 60).splitlines())) <= 60
     assert repr(report).startswith("<ProgramReport step on cpu(data=2 x model=4): ")
 
 

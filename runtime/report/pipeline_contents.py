@@ -1,28 +1,21 @@
-"""A report of a pipeline as text, as a page, and as files."""
+"""The report of a pipeline: figures of plan and compiled pieces, its placements, pieces and transfers."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
-from collections.abc import Callable, Mapping
 from typing import Any
 
-from sbp.passes.render import files
 from sbp.passes.render.files import plan_json
-from sbp.passes.render.page import figures_table, heading, short
-from sbp.passes.render.stage_tables import columns
-from sbp.passes.render.timeline import chrome_trace
-from sbp.passes.render.web_page import PageTable, plan_page
-from sbp.passes.render.width import fitted, terminal_width
 from sbp.passes.schedule.spans import Timeline
+from sbp.runtime.report.contents import Contents, ReportTable
 from sbp.runtime.report.pipeline_comparison import (
     ComparedPipeline,
     ComparedPlace,
     ComparedTransfer,
     CompiledPiece,
 )
-from sbp.runtime.report.text import figure_lines, percent
+from sbp.runtime.report.program_contents import percent
 from sbp.text.units import bytes_text, seconds_text
 
 FORMAT, VERSION = "sbp-pipeline-report", 1
@@ -38,29 +31,9 @@ PLACES = (
     "planned",
 )
 PIECES = ("placement", "piece", "times", "size", "compiled in", "temporary", "sent", "time", "exposed")
-WAYS = ("from to", "ways", "sent once", "programs", "size", "compiled in", "each receives")
+TRANSFERS = ("from to", "ways", "sent once", "programs", "size", "compiled in", "each receives")
 NUMBERS = ("programs", "size", "compiled in", "times", "temporary", "sent", "time", "exposed", "memory")
 NOT_KNOWN = "not known"
-
-
-def report_text(report: ComparedPipeline, width: int | None = None) -> str:
-    """The report as text.
-
-    Arguments:
-      width: columns of a line; by default those of the terminal.
-    """
-    lines = figure_lines(title(report), figures(report))
-    for name, rows in tables(report):
-        lines += ["", name, *columns(rows)]
-    return fitted("\n".join(lines), terminal_width() if width is None else width)
-
-
-def report_line(report: ComparedPipeline) -> str:
-    """The report in one line."""
-    return (
-        f"<PipelineReport {report.plan.name} on {report.plan.placement}: {len(report.places)} placements, "
-        f"bytes {percent(report.byte_error)}, memory {percent(report.memory_error)}>"
-    )
 
 
 def title(report: ComparedPipeline) -> str:
@@ -104,14 +77,25 @@ def _bubble(timeline: Timeline | None) -> str:
     return "" if timeline is None else f", bubble {timeline.bubble_fraction:.1%}"
 
 
-def tables(report: ComparedPipeline) -> list[tuple[str, list[tuple[str, ...]]]]:
-    """The tables, each with its name and its headings."""
+def contents(report: ComparedPipeline) -> Contents:
+    """What the report of a pipeline shows."""
+    plan = report.plan
     found = [
         ("placements", [PLACES, *(_place(i, p) for i, p in enumerate(report.places))]),
         ("pieces", [PIECES, *(_piece(i, c) for i, p in enumerate(report.places) for c in p.pieces)]),
-        ("crossings, where placements are of different processes", [WAYS, *ways(report)]),
+        ("crossings, where placements are of different processes", [TRANSFERS, *_transfers(report)]),
     ]
-    return [(name, rows) for name, rows in found if len(rows) > 1]
+    return Contents(
+        plan,
+        report.target,
+        title(report),
+        f"<PipelineReport {plan.name} on {plan.placement}: {len(report.places)} placements, "
+        f"bytes {percent(report.byte_error)}, memory {percent(report.memory_error)}>",
+        "compiled pieces",
+        figures(report),
+        [ReportTable(name, f"Compiled: {name}", rows) for name, rows in found if len(rows) > 1],
+        NUMBERS,
+    )
 
 
 def _place(i: int, p: ComparedPlace) -> tuple[str, ...]:
@@ -142,7 +126,7 @@ def _piece(i: int, c: CompiledPiece) -> tuple[str, ...]:
     )
 
 
-def ways(report: ComparedPipeline) -> list[tuple[str, ...]]:
+def _transfers(report: ComparedPipeline) -> list[tuple[str, ...]]:
     """What crosses from each placement to each other one."""
     pairs: dict[tuple[int, int], list[ComparedTransfer]] = {}
     for w in report.ways:
@@ -164,32 +148,7 @@ def ways(report: ComparedPipeline) -> list[tuple[str, ...]]:
     return rows
 
 
-def report_html(report: ComparedPipeline) -> str:
-    """The short form, for notebooks."""
-    where = f"on {report.plan.placement}, compiled for {report.target}"
-    parts = [heading(report.plan.name, where, figures(report))]
-    for name, rows in tables(report):
-        parts += [f"<h3>{name}</h3>", figures_table(rows, NUMBERS)]
-    return short(parts)
-
-
-def report_page(report: ComparedPipeline) -> str:
-    """The page of the plan, with tables of the compiled pieces, and both schedules."""
-    compiled = PageTable(
-        f"Compiled for {report.target}", [("", "plan and compiled pieces"), *figures(report)]
-    )
-    more = [PageTable(f"Compiled: {name}", rows, NUMBERS) for name, rows in tables(report)]
-    planned = report.plan.timeline
-    drawn = [t for t in (planned, report.timeline) if t is not None] if report.timeline is not None else []
-    return plan_page(report.plan, tables=[compiled, *more], timelines=drawn)
-
-
-def report_json(report: ComparedPipeline) -> str:
-    """Every figure of the report and of its plan."""
-    return json.dumps(report_data(report), indent=1) + "\n"
-
-
-def report_data(report: ComparedPipeline) -> dict[str, Any]:
+def data(report: ComparedPipeline) -> dict[str, Any]:
     """The report as JSON has it."""
     return {
         "format": FORMAT,
@@ -226,25 +185,3 @@ def _piece_data(c: CompiledPiece) -> dict[str, Any]:
         "seconds": None if c.simulation is None else c.simulation.seconds,
         "exposed_seconds": None if c.simulation is None else c.simulation.exposed_seconds,
     }
-
-
-def _trace(report: ComparedPipeline) -> str:
-    assert report.timeline is not None
-    return chrome_trace([report.timeline])
-
-
-WRITERS: Mapping[str, Callable[[ComparedPipeline], str]] = {
-    ".json": report_json,
-    ".html": report_page,
-    ".txt": report_text,
-}
-
-
-def save_report(report: ComparedPipeline, path: str | os.PathLike[str]) -> None:
-    """Writes the report; the suffix chooses the form.
-
-    Raises:
-      ArgumentError: for another suffix; of a trace, where nothing was simulated.
-    """
-    forms = WRITERS if report.timeline is None else {**WRITERS, files.TRACE: _trace}
-    files.write(path, forms[files.check_suffix(path, forms)](report))

@@ -1,15 +1,18 @@
-"""A report as text: figures of plan and compiled program, the collectives, and what became of rows."""
+"""The report of one program: figures of plan and compiled program, its collectives, the plan's rows."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from sbp.passes.explain.words import kind_text
-from sbp.passes.render.stage_tables import columns
-from sbp.passes.render.width import fitted, terminal_width
+from sbp.passes.render.files import plan_data
+from sbp.runtime.report.contents import Contents, ReportTable
 from sbp.runtime.target.collective_sites import CompiledCollective
 from sbp.runtime.target.comparison import ComparedProgram
+from sbp.runtime.target.trace import trace_json
 from sbp.text.units import bytes_text, seconds_text
 
 SHOWN = 40
@@ -19,43 +22,24 @@ HEADINGS = ("collective", "x", "sent", "time", "exposed", "meanwhile", "rows of 
 NUMBERS = ("x", "sent", "time", "exposed")
 
 
-def report_text(report: ComparedProgram, width: int | None = None) -> str:
-    """The report as text.
-
-    Arguments:
-      width: columns of a line; by default those of the terminal.
-    """
-    lines = figure_lines(title(report), figures(report))
-    if report.collectives:
-        shown, rest = costliest(report)
-        lines += ["", *columns([HEADINGS, *(cells(report, c) for c in shown)])]
-        lines += [rest] if rest else []
-    lines += [x for name, found in remarks(report) for x in ("", name, *(f"  - {line}" for line in found))]
-    return fitted("\n".join(lines), terminal_width() if width is None else width)
-
-
-def figure_lines(heading: str, known: Sequence[tuple[str, str]]) -> list[str]:
-    """What is known in a few figures, below a heading, name by name.
-
-    >>> figure_lines("step", [("sent", "1 B"), ("memory", "2 B")])
-    ['step', 'sent    1 B', 'memory  2 B']
-    """
-    label = max(len(name) for name, _ in known)
-    return [heading, *(f"{name:<{label}}  {text}" for name, text in known)]
-
-
-def report_line(report: ComparedProgram) -> str:
-    """The report in one line."""
-    return (
-        f"<ProgramReport {report.plan.name} on {report.plan.placement}: "
-        f"{sum(c.count for c in report.collectives)} collectives, bytes {percent(report.byte_error)}, "
-        f"memory {percent(report.memory_error)}, {len(report.unexplained)} unexplained>"
+def contents(report: ComparedProgram) -> Contents:
+    """What the report of a program shows."""
+    plan, (shown, rest) = report.plan, costliest(report)
+    count = sum(c.count for c in report.collectives)
+    rows = [HEADINGS, *(cells(report, c) for c in shown)]
+    return Contents(
+        plan,
+        report.target,
+        f"{plan.name} on {plan.placement}, compiled by XLA for {report.target}",
+        f"<ProgramReport {plan.name} on {plan.placement}: {count} collectives, "
+        f"bytes {percent(report.byte_error)}, memory {percent(report.memory_error)}, "
+        f"{len(report.unexplained)} unexplained>",
+        "compiled program",
+        figures(report),
+        [ReportTable("", "Compiled collectives", rows, rest)] if shown else [],
+        NUMBERS,
+        remarks(report),
     )
-
-
-def title(report: ComparedProgram) -> str:
-    """What was compiled for what."""
-    return f"{report.plan.name} on {report.plan.placement}, compiled by XLA for {report.target}"
 
 
 def percent(error: float) -> str:
@@ -189,3 +173,39 @@ def remarks(report: ComparedProgram) -> list[tuple[str, list[str]]]:
 
 def _what(report: ComparedProgram, row: str) -> str:
     return f"{kind_text(report.kinds[row])} of {report.tensors[row]}"
+
+
+FORMAT, VERSION = "sbp-report", 1
+
+
+def data(report: ComparedProgram) -> dict[str, Any]:
+    """The report as JSON has it."""
+    simulation = report.simulation
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "target": report.target,
+        "wire_bytes": {"plan": report.plan.wire_bytes, "compiled": report.wire_bytes},
+        "memory_bytes": {
+            "plan": report.plan.memory_bytes,
+            "compiled": None if report.memory is None else report.memory.peak,
+        },
+        "memory": None if report.memory is None else dataclasses.asdict(report.memory),
+        "collectives": [dataclasses.asdict(c) for c in report.collectives],
+        "rows": [dataclasses.asdict(r) for r in report.rows],
+        "unexplained": list(report.unexplained),
+        "simulation": None if simulation is None else dataclasses.asdict(simulation),
+        "plan": plan_data(report.plan),
+    }
+
+
+def trace(report: ComparedProgram) -> str:
+    """The simulated schedule for Perfetto, collectives under the names of their rows."""
+    assert report.simulation is not None
+    rows = {
+        c.instruction: ", ".join(f"{row} {c.kind} of {report.tensors[row]}" for row in c.rows)
+        for c in report.collectives
+        if c.rows
+    }
+    paths = {name: origin.path for name, origin in report.origins.items() if origin.path}
+    return trace_json(report.simulation, rows, paths, f"{report.plan.name} on {report.plan.placement}")
