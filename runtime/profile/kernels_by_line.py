@@ -1,4 +1,4 @@
-"""The kernels of a compiled program by the user's lines: where its instructions have no numbers of steps."""
+"""Attributes kernels to the user's lines, where instructions do not carry the numbers of steps."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sbp.runtime.profile.trace_alignment import INSIDE, ProgramReader
 
 @dataclass(frozen=True)
 class LineReader:
-    """What the lines of a compiled program say of its kernels.
+    """The lines of the kernels of a compiled program.
 
     Arguments:
       reader: of its text.
       origins: where each instruction comes from.
       steps: of the plan's program, as JSON has them, in the order of their numbers.
-      phases: those that the program is of; a line that has ops of others too is that of these.
+      phases: those of this program; a line that also has ops of other phases counts for these.
     """
 
     reader: ProgramReader
@@ -31,7 +31,7 @@ class LineReader:
     phases: Collection[str]
 
     def shares(self, name: str) -> Mapping[int, float]:
-        """The steps that an instruction is of, by what each is estimated to take; none for one of no line."""
+        """The steps of an instruction, weighted by their estimated time; none if it has no line."""
         return self._shares.get(name, {})
 
     @cached_property
@@ -56,7 +56,7 @@ class LineReader:
         return {k: s / total for k, s in seconds.items()} if total else {}
 
     def _lines(self, x: Instruction) -> Iterator[str]:
-        """The line of an instruction, and those of what it has fused."""
+        """The line of an instruction, and the lines of the ops that it has fused."""
         inside = [
             inner
             for called in x.called(*INSIDE)

@@ -1,4 +1,4 @@
-"""What a program takes, measured against what its plan says."""
+"""Measures a program, and compares the times with its plan."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STEPS = 3
 
 
 class Runs(Protocol):
-    """What a program has been compiled to."""
+    """A compiled program that can be run."""
 
     @property
     def plan(self) -> Plan:
@@ -41,14 +41,14 @@ class Runs(Protocol):
 
     @property
     def donate(self) -> tuple[int, ...]:
-        """Positions of the leaves that are gone after a call."""
+        """Positions of the leaves that a call donates."""
 
     def run(self, leaves: Sequence[Leaf]) -> PyTree:
         """Runs one step."""
 
 
 def measure(built: Runs, leaves: Sequence[Leaf]) -> Profile:
-    """Runs some steps on copies of what a call donates, and measures them."""
+    """Runs some steps on copies of donated arguments, and measures them."""
 
     def fresh() -> list[Leaf]:
         taken = set(built.donate)
@@ -73,7 +73,7 @@ def measure(built: Runs, leaves: Sequence[Leaf]) -> Profile:
 
 
 def _seconds(run: Callable[[Sequence[Leaf]], PyTree], leaves: Sequence[Leaf]) -> float:
-    """The time of a step and of its results."""
+    """The time of a step, until its results are there."""
     began = time.perf_counter()
     block_until_ready(run(leaves))
     return time.perf_counter() - began
@@ -90,7 +90,7 @@ class _Measuring:
         return self.built.executor
 
     def profile(self, whole: Profile) -> Profile:
-        """The profile with the loop over micro-batches."""
+        """The profile, with the loop over micro-batches."""
         plan, task = self.built.plan, task_of(self.built.stages)
         alone = [self.recorded(False) for _ in range(STEPS + 1)][1:]
         together = [self.recorded(True) for _ in range(STEPS + 1)][1:]
@@ -114,13 +114,13 @@ class _Measuring:
         )
 
     def recorded(self, threads: bool) -> Record:
-        """One step, every action waited for: one by one, or with a thread for each placement."""
+        """One step in which every action is waited for: one by one, or with a thread per placement."""
         record = self.executor.new_record()
         block_until_ready(self.executor.run(self.built.arguments(self.fresh()), threads, record))
         return record
 
     def driver(self) -> float:
-        """What it costs to issue an action. Time of the thread, so waiting is not in it."""
+        """The time that the driver needs to issue an action, without waiting."""
         stores = self.executor.begin(self.built.arguments(self.fresh()))
         block_until_ready([x for store in stores for x in store.arrays.values() if not x.is_deleted()])
         began = time.thread_time()
@@ -131,7 +131,7 @@ class _Measuring:
 
 
 def _from_zero(timeline: Timeline) -> Timeline:
-    """The same, by a clock that begins with it."""
+    """The same timeline, starting at zero."""
     start = timeline.start
     rows = (
         tuple(replace(s, start=s.start - start, end=s.end - start) for s in row) for row in timeline.spans
@@ -142,7 +142,7 @@ def _from_zero(timeline: Timeline) -> Timeline:
 def _compared(
     task: ScheduleTask, alone: Sequence[Record], together: Sequence[Record]
 ) -> Iterator[ActionTime]:
-    """Every kind of action and stage, computing ones first."""
+    """Every kind of action of every stage, computation first."""
     one, all_ = _by_action(alone), _by_action(together)
     for key in sorted(one, key=lambda k: (k[0] in SENDS, k[1], list(Kind).index(k[0]))):
         kind, stage = key
@@ -171,16 +171,16 @@ def _estimated(times: Times, kind: Kind, stage: int) -> float:
 
 
 def _sent(times: Times, kind: Kind, stage: int) -> float | None:
-    """Until what a stage sends has come to all that it is for; what goes in one is measured as one."""
+    """The seconds until all receivers have the results of a stage; transfers of an action count together."""
     ahead = kind is Kind.SEND_F
     ways = [times.on_the_way(s, t) for s, t in times.transfers if s == stage and (s < t) == ahead]
     return max(ways, default=None)
 
 
 def measured_times(task: ScheduleTask, actions: Sequence[ActionTime]) -> Times:
-    """Times of all actions as measured alone; of a whole backward the estimated part is the inputs' gradient.
+    """The times of all actions as measured alone; a whole backward pass is split as the plan estimates.
 
-    What a stage sends is measured as one; each stage that it goes to has it after that time.
+    The transfers of a stage are measured together; each receiver has its array after that time.
     """
     known = {(a.kind, a.stage): a.alone for a in actions}
     estimated = task.figures.times

@@ -1,4 +1,4 @@
-"""A step of a pipeline under JAX's profiler, divided for each placement, whose pieces are programs."""
+"""Breaks a step of a pipeline under JAX's profiler down for each placement, whose pieces are programs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOT_NAMED = "no instruction of the compiled pieces names it: XLA has removed it,
 
 @dataclass(frozen=True)
 class _Piece:
-    """One compiled piece: its module, what that says, rows of its collectives, and lines of its kernels."""
+    """One compiled piece: its module, its instructions, and their rows and lines."""
 
     module: str
     reader: ProgramReader
@@ -39,13 +39,13 @@ class _Piece:
 
 
 def places_measured(built: CompiledPipeline, fresh: Callable[[], Sequence[Leaf]]) -> tuple[MeasuredStep, ...]:
-    """A step divided, per placement; kernels are told apart by lines, and by what a piece is.
+    """The breakdown of a step per placement; kernels are told apart by their lines and their piece.
 
     Arguments:
-      fresh: gives the arguments of a call, which are gone after it.
+      fresh: makes the arguments of a call, which the call may donate.
 
     Raises:
-      NotDivided: where the profiler says nothing of ops.
+      BreakdownError: if the profiler records no ops.
     """
     executors = built.executor.executors
     pieces = list[list[_Piece]]()
@@ -89,7 +89,7 @@ def _piece(run: Runnable, phase: Phase, plan: PlanData, steps: Sequence[Mapping[
 
 
 def _steps(profile: HasPlanes, modules: Mapping[str, _Piece]) -> list[TracedStep]:
-    """The steps with the ops of all pieces, each called by its module too."""
+    """The steps with the ops of all pieces, each also named by its module."""
     found: list[TracedStep] = []
     for name, piece in modules.items():
         own = traced_steps(profile, name, piece.reader.readers)
@@ -142,7 +142,7 @@ def _placement(
 def _collectives(
     plan: Sequence[Collective], rows: Mapping[str, tuple[str, ...]], found: StepAttribution
 ) -> Iterator[MeasuredCollective]:
-    """What each row of a placement took, and what is sent for no row."""
+    """The time of each row of a placement, and of collectives without a row."""
     known = {c.name: c for c in plan}
     for c in plan:
         own = [key for key, names in rows.items() if c.name in names]

@@ -1,4 +1,4 @@
-"""What a program took, and what its plan says: a value with every way to show it."""
+"""The measurements of a program beside its plan, with every way to show them."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from sbp.text.units import bytes_text, seconds_text
 
 @dataclass(frozen=True, slots=True)
 class ActionTime:
-    """One kind of action of one stage; seconds are those of one micro-batch.
+    """One kind of action of one stage; seconds of one micro-batch.
 
     Arguments:
-      kind: "F", "B", "I" or "W"; "SF" and "SB" for what it sends.
-      estimated: as the plan has it; None for what it does not tell apart.
-      alone: measured, with nothing else running; the median.
-      together: measured while the other placements worked; None for what is sent.
+      kind: "F", "B", "I" or "W"; "SF" and "SB" for its transfers.
+      estimated: by the plan; None if the plan has no separate estimate.
+      alone: measured with nothing else running; the median.
+      together: measured while the other placements worked; None for transfers.
     """
 
     kind: Kind
@@ -50,7 +50,7 @@ class ActionTime:
 
 @dataclass(frozen=True, repr=False)
 class Profile:
-    """What a program took, and what its plan says; `print` shows it, `repr` is one line.
+    """The measurements of a program beside its plan; `print` shows them, `repr` is one line.
 
     Arguments:
       plan: of the program.
@@ -58,15 +58,15 @@ class Profile:
       timeline: the loop over micro-batches as measured, every action waited for, each placement driven by a
         thread; None without micro-batches.
       simulated: the same, as the plan estimates it.
-      replayed: the schedule simulated with the times that were measured.
+      replayed: the schedule, simulated with the measured times.
       live: per placement, the most micro-batches of its stages that were held at once.
       live_bytes: per placement, the most bytes that a device held for micro-batches.
       actions: the times of every kind of action and stage.
-      times: those measured, as schedules are searched for.
-      driver_seconds: what the driver itself takes per action, without waiting.
-      step: of a program of one placement, a step divided among kernels, collectives and the rest.
+      times: the measured times, as a search for schedules takes them.
+      driver_seconds: the driver's own time per action, without waiting.
+      step: of a program of one placement, the breakdown into kernels, collectives and the rest.
       places: of a program with stages, the same for each placement; its kernels by lines.
-      undivided: why there is neither.
+      undivided: the reason if there is no breakdown.
       cores: of the processor that forced CPU devices share; None for other devices.
     """
 
@@ -87,10 +87,10 @@ class Profile:
     task: ScheduleTask | None = field(default=None, repr=False, compare=False)
 
     def best(self, memory_limit: float | str | None = None) -> Schedule:
-        """The fastest schedule found for the measured times, to be given to `PipelineOptions(schedule=...)`.
+        """The fastest schedule found for the measured times, for `PipelineOptions(schedule=...)`.
 
         Arguments:
-          memory_limit: per device, in bytes or as a text such as "80GB"; None for all that it has.
+          memory_limit: per device, in bytes or as a text such as "80GB"; None for all memory of the device.
 
         Raises:
           ArgumentError: for a program without stages and micro-batches, or without a backward pass.
@@ -109,17 +109,17 @@ class Profile:
 
     @property
     def divided(self) -> tuple[MeasuredStep, ...]:
-        """The divided step, per placement; () where it was not divided."""
+        """The breakdown, per placement; () if there is none."""
         return self.places if self.step is None else (self.step,)
 
     @property
     def timelines(self) -> tuple[Timeline, ...]:
-        """All there are, to be drawn one above the other."""
+        """All timelines, to be drawn one above the other."""
         found = (self.simulated, self.replayed, self.timeline)
         return tuple(t for t in found if t is not None)
 
     def figures(self) -> list[tuple[str, str]]:
-        """What was measured, each with its name."""
+        """The measured figures, each with its name."""
         out = [
             (
                 "measured",
@@ -177,7 +177,7 @@ class Profile:
         return out
 
     def tables(self) -> list[PageTable]:
-        """Those that a page has besides the plan's."""
+        """The tables of a page besides the plan's."""
         return [PageTable("Actions", self.rows(), NUMBERS)] if self.actions else []
 
     def __repr__(self) -> str:

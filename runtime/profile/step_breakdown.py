@@ -1,4 +1,4 @@
-"""Runs steps under JAX's profiler, and divides one of them among what the plan knows."""
+"""Runs steps under JAX's profiler, and breaks one of them down by kernel, collective and line."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ GPU_OPTIONS: Mapping[str, str] = {"xla_gpu_enable_command_buffer": ""}
 
 
 class BreakdownError(Exception):
-    """A step that could not be divided; its text says why."""
+    """A step that could not be broken down; its text has the reason."""
 
 
 def divided(built: CompiledProgram, fresh: Callable[[], Sequence[Leaf]]) -> MeasuredStep:
-    """A step of a program, divided.
+    """The breakdown of a step of a program.
 
     The program is compiled once more, with the number of its step in the name of every instruction; nothing
-    else is different.
+    else differs.
 
     Arguments:
-      fresh: gives the arguments of a call, which are gone after it.
+      fresh: makes the arguments of a call, which the call may donate.
 
     Raises:
-      NotDivided: where the profiler says nothing of ops.
+      BreakdownError: if the profiler records no ops.
     """
     plan, (_, _, consts) = built.plan, built.executable
     physical = plan.physical
@@ -69,14 +69,14 @@ def divided(built: CompiledProgram, fresh: Callable[[], Sequence[Leaf]]) -> Meas
 
 
 def recorded(fresh: Callable[[], Sequence[Leaf]], run: Callable[[Sequence[Leaf]], None]) -> HasPlanes:
-    """What JAX's profiler has recorded of some steps, each in an event of its own.
+    """The trace of some steps by JAX's profiler, each in an event of its own.
 
     Arguments:
-      fresh: gives the arguments of a step.
+      fresh: makes the arguments of a step.
       run: runs one, and waits for its results.
 
     Raises:
-      NotDivided: where the profiler cannot be started, or has written nothing.
+      BreakdownError: if the profiler cannot be started, or has written nothing.
     """
     run(fresh())
     with tempfile.TemporaryDirectory() as folder:
@@ -102,7 +102,7 @@ def _options() -> jax.profiler.ProfileOptions:
 
 
 def local_devices(mesh: Mesh) -> list[int]:
-    """Per partition, what a profile calls its device; of another process's devices nothing is recorded."""
+    """Per partition, the name of its device in a profile; devices of other processes are not recorded."""
     here = jax.process_index()
     return [
         d.local_hardware_id if d.process_index == here else -1 - k for k, d in enumerate(mesh.devices.flat)

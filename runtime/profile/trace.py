@@ -1,13 +1,13 @@
-"""What ran when, of a profile that JAX has recorded: the ops of each device, step by step.
+"""A trace by JAX's profiler: the ops of each device, step by step.
 
-Of forced CPU devices XLA notes every op in the lines of its threads, with its module and its device. An op
-that leaves work to other threads is noted twice: as it is begun, and by an event "end: ..." of the same
-context. That one may come late, since what waits for the op runs before it is written: so an op has ended at
-the latest when something that reads it begins.
+For forced CPU devices XLA records every op in the lines of its threads, with its module and its device. An op
+that leaves work to other threads is recorded twice: when it starts, and by an event "end: ..." of the same
+context. That event may be late, since a reader of the op may run before it is written: so an op has ended at
+the latest when something that reads it starts.
 
-Of GPUs each has a plane with a line per stream, whose events are kernels; the op is one of their statistics:
-that of the innermost annotation that XLA has begun when it launched the kernel. A loop copies its condition
-to the host under its own name, so there a loop has events of its own, which surround nothing.
+For GPUs each device has a plane with a line per stream, whose events are kernels. The op is one of their
+statistics: the innermost annotation that XLA had open when it launched the kernel. A loop copies its
+condition to the host under its own name, so on GPUs a loop has events of its own, which surround nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NANO = 1e-9
 
 
 class TraceEvent(Protocol):
-    """What is read of an event of `jax.profiler.ProfileData`."""
+    """The part of an event of `jax.profiler.ProfileData` that is read."""
 
     name: str
     start_ns: float
@@ -64,8 +64,8 @@ class OpEvent:
 
     Arguments:
       device: its number among the devices of the process.
-      instruction: of the compiled program; "" for a kernel that is of none.
-      kernel: what the profile calls it, on GPUs.
+      instruction: of the compiled program; "" for a kernel of none.
+      kernel: its name in the profile, on GPUs.
     """
 
     device: int
@@ -77,7 +77,7 @@ class OpEvent:
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A step as the caller saw it, and what ran in it.
+    """A step as the caller saw it, and the ops that ran in it.
 
     Arguments:
       surrounds: whether loops and calls have events that surround those of others, as on CPUs.
@@ -95,14 +95,14 @@ class TracedStep:
 
     @property
     def within(self) -> TracedStep:
-        """Ended when it was: a thread may be put aside between its last op and the note that it has ended."""
+        """Limits ends to the end of the step: a thread may be paused between its last op and its record."""
         begun = (e for e in self.events if e.start < self.end)
         return replace(self, events=tuple(replace(e, end=min(e.end, self.end)) for e in begun))
 
 
 @dataclass
 class _Host:
-    """What is read of the lines of a host."""
+    """The part of the lines of a host that is read."""
 
     begun: list[tuple[OpEvent, object]] = field(default_factory=list)
     ended: dict[object, float] = field(default_factory=dict)
@@ -125,11 +125,11 @@ class _Host:
 def traced_steps(
     profile: HasPlanes, module: str, readers: Mapping[str, Iterable[str]] | None = None
 ) -> list[TracedStep]:
-    """The steps that a profile has, with what ran in each.
+    """The steps of a trace, with the ops of each.
 
     Arguments:
       module: the name of the compiled program; ops of others are left out.
-      readers: per instruction, those that read what it makes.
+      readers: per instruction, the instructions that read its result.
     """
     host, on_gpu = _Host(), list[OpEvent]()
     with warnings.catch_warnings():
@@ -162,7 +162,7 @@ def _stats(event: TraceEvent) -> dict[str, Any]:
 
 
 def _kernels(line: TraceLine, device: int, module: str) -> Iterator[OpEvent]:
-    """The kernels and copies of a stream; those of other programs are of no instruction of this one."""
+    """The kernels and copies of a stream; those of other programs have no instruction."""
     for event in line.events:
         said, start = _stats(event), event.start_ns * NANO
         own = said.get("hlo_module", module) == module
@@ -171,7 +171,7 @@ def _kernels(line: TraceLine, device: int, module: str) -> Iterator[OpEvent]:
 
 
 def _until_read(host: _Host, readers: Mapping[str, Iterable[str]]) -> Iterator[OpEvent]:
-    """The ops of a host, those that others work on until these are done."""
+    """The ops of a host; work in other threads ends when it is read."""
     starts: dict[tuple[int, str], list[float]] = defaultdict(list)
     for op, _ in host.begun:
         starts[op.device, op.instruction].append(op.start)

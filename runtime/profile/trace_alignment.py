@@ -1,4 +1,4 @@
-"""A step of a compiled program laid over the plan: instructions back to steps of the program, and to rows."""
+"""Aligns a step of a compiled program with the plan: from instructions to steps and rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ INSIDE = ("calls", "to_apply", "called_computations")
 
 @dataclass(frozen=True)
 class ProgramReader:
-    """What the text of a compiled program says of its instructions.
+    """The instructions of a compiled program, read from its text.
 
     Arguments:
       estimates: per step of the program, the seconds of one execution, by its number.
@@ -43,14 +43,14 @@ class ProgramReader:
 
     @property
     def instructions(self) -> Iterator[tuple[Computation, Instruction]]:
-        """All of them, with where they stand."""
+        """All instructions, with their computations."""
         for computation in self.module.computations.values():
             for x in computation.instructions.values():
                 yield computation, x
 
     @cached_property
     def aliases(self) -> Mapping[str, str]:
-        """What a profile may call an instruction besides: as it was scheduled, or as what begins it."""
+        """Other names of an instruction in a profile: as it was scheduled, or of the one that starts it."""
         known = {x.name for _, x in self.instructions}
         found: dict[str, str] = {}
         for _, x in self.instructions:
@@ -68,7 +68,7 @@ class ProgramReader:
 
     @cached_property
     def readers(self) -> Mapping[str, tuple[str, ...]]:
-        """Per instruction, those that read what it makes, inside its computation."""
+        """Per instruction, the instructions of its computation that read its result."""
         found: dict[str, tuple[str, ...]] = {}
         for computation in self.module.computations.values():
             direct: dict[str, list[Instruction]] = {}
@@ -83,9 +83,9 @@ class ProgramReader:
         return found
 
     def shares(self, name: str) -> Mapping[int, float]:
-        """The steps of the program that an instruction is of, and the part of it that each has.
+        """The steps of the program that an instruction belongs to, with a share for each.
 
-        Steps in one kernel share it by what each is estimated to take.
+        Steps in one kernel share it by their estimated times.
         """
         return self._shares.get(name, {})
 
@@ -102,7 +102,7 @@ class ProgramReader:
         return {k: s / total for k, s in zip(steps, seconds, strict=True)}
 
     def _steps(self, x: Instruction) -> Iterator[int]:
-        """The numbers of the steps in its name, and in those of what it has fused."""
+        """The numbers of steps in its name, and in the names of the ops that it has fused."""
         for marks in _MARKS.findall(_metadata(x).get("op_name", "")):
             yield from (int(mark.removeprefix(MARK)) for mark in marks.split("+"))
         if x.opcode in _AROUND:
@@ -112,7 +112,7 @@ class ProgramReader:
                 yield from self._steps(inner)
 
     def groups(self, names: Sequence[str], devices: Sequence[int]) -> Mapping[str, Groups]:
-        """Per collective, the devices that send to each other.
+        """Per collective, the groups of devices that exchange data.
 
         Arguments:
           devices: the number of each partition's device in its process.
@@ -137,10 +137,10 @@ def measured_step(
     devices: Sequence[int],
     how: str,
 ) -> MeasuredStep:
-    """The step of median length, laid over the plan.
+    """The step of median length, aligned with the plan.
 
     Arguments:
-      compared: the program that ran beside its plan.
+      compared: the program beside its plan.
       devices: per partition, the number of its device in its process.
     """
     step = sorted(traced, key=lambda s: s.seconds)[len(traced) // 2].within
@@ -176,7 +176,7 @@ def measured_step(
 
 
 def collective_times(compared: ComparedProgram, found: StepAttribution) -> Iterator[MeasuredCollective]:
-    """What each row took, and what is sent for no row."""
+    """The time of each row, and of collectives without a row."""
     rows = {c.name: c for c in compared.plan.collectives}
     sites = {c.instruction: c for c in compared.collectives}
     for fate in compared.rows:
@@ -208,7 +208,7 @@ def collective_times(compared: ComparedProgram, found: StepAttribution) -> Itera
 
 
 def share_of(rows: Mapping[str, Collective], row: str, together: Sequence[str]) -> float:
-    """The part of an instruction that one of its rows has: by what each is estimated to take."""
+    """The share of an instruction that belongs to one of its rows, by their estimated times."""
     seconds = [rows[name].seconds for name in together]
     total = math.fsum(seconds)
     return rows[row].seconds / total if total else 1 / len(together)
@@ -224,7 +224,7 @@ def _unseen(fate: RowMatch, own: Sequence[CompiledCollective]) -> str:
 
 
 def _remarks(fate: RowMatch, own: Sequence[CompiledCollective], found: StepAttribution) -> Iterator[str]:
-    """What else is in the time of a row, or what is not."""
+    """What else the time of a row includes, or what it lacks."""
     if fate.remark:
         shared = any(len(c.rows) > 1 for c in own)
         yield fate.remark + (": time by their estimates" if shared else "")
@@ -237,7 +237,7 @@ def _remarks(fate: RowMatch, own: Sequence[CompiledCollective], found: StepAttri
 def _spans(
     step: TracedStep, reader: ProgramReader, compared: ComparedProgram, groups: Mapping[str, Groups]
 ) -> Iterator[MeasuredSpan]:
-    """What ran when on the first device."""
+    """The timeline of the first device."""
     came = arrivals(step.events, groups)
     first = min((e.device for e in step.events), default=0)
     rows = {c.instruction: c.rows for c in compared.collectives}

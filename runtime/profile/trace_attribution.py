@@ -1,4 +1,4 @@
-"""A step of a trace divided among what ran in it, so that the parts add up to the whole."""
+"""Attributes the time of a step to its kernels and collectives; the parts add up to the whole."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ def _three() -> tuple[ByInstruction, ByInstruction, ByInstruction]:
 
 @dataclass
 class StepAttribution:
-    """What a step was spent on, in seconds, the mean of its devices.
+    """The time of a step by cause, in seconds, as the mean of its devices.
 
     Arguments:
       seconds: of the step.
-      devices: how many.
-      claimed: for kernels, for what was sent, and for waiting to send it: seconds per instruction.
-      sent: per collective, its own time, whatever ran beside it.
+      devices: their number.
+      claimed: for kernels, for collectives, and for waiting for other devices: seconds per instruction.
+      sent: per collective, its own time, also beside kernels.
       times: per collective, how often a device executed it.
-      before, between, after: in which a device ran nothing: until its first op, its last one, the end.
+      before, between, after: time in which a device ran nothing: before its first op, between, after the
+        last.
     """
 
     seconds: float
@@ -50,12 +51,12 @@ def account(
     containers: Iterable[str] = (),
     devices: Sequence[int] = (),
 ) -> StepAttribution:
-    """Divides a step.
+    """Attributes a step.
 
     Arguments:
-      groups: per collective, the sets of devices that send to each other.
-      containers: instructions whose events only surround those of others, such as loops.
-      devices: those of the program; by default all that something ran on.
+      groups: per collective, the sets of devices that exchange data.
+      containers: instructions whose events only surround others, such as loops.
+      devices: those of the program; by default all that ran something.
     """
     around = set(containers)
     events = [e for e in step.events if e.instruction not in around]
@@ -77,7 +78,7 @@ def account(
 def arrivals(
     events: Iterable[OpEvent], groups: Mapping[str, Sequence[Sequence[int]]]
 ) -> dict[OpEvent, float]:
-    """Per execution of a collective, when the last device of its group came to it."""
+    """Per execution of a collective, when the last device of its group reached it."""
     runs: dict[tuple[str, int], list[OpEvent]] = defaultdict(list)
     for e in events:
         if e.instruction in groups:
@@ -107,7 +108,7 @@ def _intervals(
 
 
 def _divide(found: StepAttribution, step: TracedStep, intervals: Sequence[Interval]) -> None:
-    """Gives each instant of a device to those that have it."""
+    """Gives each instant of a device to the instructions that ran then."""
     first = min((a for a, _, _, _ in intervals), default=step.end)
     last = min(max((b for _, b, _, _ in intervals), default=step.end), step.end)
     changes = sorted(

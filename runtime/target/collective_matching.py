@@ -1,4 +1,4 @@
-"""What became of each collective of a plan in the compiled program, and why."""
+"""Matches each collective of a plan with instructions of the compiled program, and explains differences."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ TOLERANCE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class RowMatch:
-    """What became of one collective of the plan.
+    """The instructions of one collective of the plan.
 
     Arguments:
       row: its name.
-      instructions: those that are executed for it; of one that XLA removed, those of its equal.
+      instructions: those that are executed for it; if XLA removed it, those of an equal collective.
       remark: one sentence; "" if it is one instruction of the planned kind, and its own.
-      explained: whether it is known why it is not as planned.
+      explained: whether the reason of a difference is known.
       removed: whether XLA left it out.
-      changed: whether XLA sends it otherwise: by another kind of collective, or in another type.
+      changed: whether XLA sends it by another kind of collective, or in another dtype.
     """
 
     row: str
@@ -46,9 +46,9 @@ class RowMatch:
 
 
 def shared_code(plan: PlanData, found: Sequence[CompiledCollective]) -> list[CompiledCollective]:
-    """The collectives of a program, those of code that equal branches share with the rows of all of them.
+    """The collectives of a program; in code that equal branches share, each gets the rows of all branches.
 
-    A branch that occurs twice is one function of the lowered program, whose instructions are named for the
+    A branch that occurs twice is one function of the lowered program, whose instructions are named after the
     first place where it stands; XLA copies them to the others.
     """
     named = {row for c in found for row in c.rows}
@@ -69,17 +69,17 @@ def shared_code(plan: PlanData, found: Sequence[CompiledCollective]) -> list[Com
 
 
 def _likeness(c: Collective) -> object:
-    """What two rows of equal code have in common."""
+    """A key that is equal for rows of equal code."""
     return c.kind, c.shape, c.dtype, c.before, c.after, c.axes, c.wire_bytes
 
 
 def fates(
     plan: PlanData, found: Sequence[CompiledCollective], lowered_text: Callable[[], str]
 ) -> tuple[RowMatch, ...]:
-    """What became of each row: by the instructions that name it, and of the others by what they were.
+    """The match of each row: by the instructions that name it; for other rows, by what they move.
 
     Arguments:
-      lowered_text: gives the program as XLA was given it, with names; asked only where XLA left rows out.
+      lowered_text: the program as XLA got it, with names; asked only if XLA left rows out.
     """
     of: dict[str, list[CompiledCollective]] = {c.name: [] for c in plan.collectives}
     for c in found:
@@ -111,7 +111,7 @@ class _Together:
         return abs(self.sent - self.planned) <= TOLERANCE * max(self.planned, 1.0)
 
     def other_types(self) -> str:
-        """That XLA sends other types than planned, which is why the bytes are others; "" if it does not."""
+        """That XLA sends other dtypes than planned, which explains the bytes; "" if it does not."""
         sent = [dtype_bytes(d) for c in self.made for d in c.dtypes]
         planned = [_itemsize(c.dtype) for c in self.rows]
         narrower = min(sent) < min(planned) or (len(sent) == len(planned) and sum(sent) < sum(planned))
@@ -123,18 +123,18 @@ class _Together:
         return f"XLA sends {types} for {asked}, and converts before or after"
 
     def hoisted(self) -> str:
-        """That XLA took it out of a loop; "" if it did not."""
+        """That XLA moved it out of a loop; "" if it did not."""
         planned, done = max(c.count for c in self.rows), max(c.count for c in self.made)
         fewer = done < planned and self.sent < self.planned
         return f"out of its loop: {done} x for {planned} x planned" if fewer else ""
 
     def again(self) -> str:
-        """That XLA sends more to keep less; "" if it does not."""
+        """That XLA sends more to keep less in memory; "" if it does not."""
         more = any(AGAIN in c.instruction for c in self.made) and self.sent > self.planned
         return "XLA sends it again where it took memory to be short (rematerialization)" if more else ""
 
     def partly(self) -> str:
-        """That XLA sends less, of the same types and as often; "" if it does not."""
+        """That XLA sends less, of the same dtypes and as often; "" if it does not."""
         if self.sent > self.planned:
             return ""
         return f"XLA sends {self.sent:.4g} of {self.planned:.4g} bytes; the rest is known, or not read"
@@ -155,7 +155,7 @@ def _groups(plan: PlanData, found: Sequence[CompiledCollective]) -> Mapping[str,
 
 
 def _kept(row: Collective, made: Sequence[CompiledCollective], group: _Together) -> RowMatch:
-    """The fate of a row that instructions name."""
+    """The match of a row that instructions name."""
     remarks = []
     others = {c.kind for c in made} - {row.kind}
     if others:
@@ -198,7 +198,7 @@ def _gone(
     of: Mapping[str, Sequence[CompiledCollective]],
     lowered_text: Callable[[], str],
 ) -> dict[str, RowMatch]:
-    """The fates of rows that no instruction names."""
+    """The matches of rows that no instruction names."""
     meaning = _meanings(plan)
     sent = {meaning[name]: name for name, made in of.items() if made and name in meaning}
     lowered, out = rows_in(lowered_text()), {}
@@ -216,7 +216,7 @@ def _gone(
 
 
 def _meanings(plan: PlanData) -> dict[str, tuple[int, Move]]:
-    """What each row that is a move moves, and how: equal ones give equal tensors."""
+    """A key per row that is a move: equal keys mean equal tensors."""
     if plan.physical is None:
         return {}
     steps = [what for what, _ in talking(plan.physical)]

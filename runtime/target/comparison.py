@@ -1,4 +1,4 @@
-"""The plan of a program beside what XLA made of it: collectives, bytes, memory, and the simulated step."""
+"""Compares a plan with its compiled program: collectives, bytes, memory, and the simulated step."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class MemoryStats(Protocol):
 
 
 class HasMemory(HasText, Protocol):
-    """What a report needs of a `jax.stages.Compiled`."""
+    """The part of a `jax.stages.Compiled` that a report needs."""
 
     def memory_analysis(self) -> MemoryStats | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What one device holds, in bytes, by XLA.
+    """The memory of one device, in bytes, by XLA.
 
     Arguments:
-      arguments, results, temporary: as XLA's buffer assignment has them.
-      aliased: results that lie in the memory of donated arguments.
+      arguments, results, temporary: by XLA's buffer assignment.
+      aliased: results in the memory of donated arguments.
     """
 
     arguments: int
@@ -49,21 +49,21 @@ class MemoryUse:
 
     @property
     def peak(self) -> int:
-        """All of it together."""
+        """The sum."""
         return self.arguments + self.results + self.temporary - self.aliased
 
 
 @dataclass(frozen=True, repr=False)
 class ComparedProgram:
-    """Plan against compiled program. `ProgramReport` (report.py) is the same with its ways to be shown.
+    """Plan against compiled program. `ProgramReport` (report/report.py) is the same with forms to show it.
 
     Arguments:
       plan: of the program.
       target: what XLA compiled for.
       collectives: of the compiled program, in the order of its text.
-      rows: what became of each collective of the plan, in the plan's order.
-      memory: by XLA; None where the backend does not say.
-      simulation: of the compiled schedule on the target; None where its rates are not known.
+      rows: the match of each collective of the plan, in the plan's order.
+      memory: by XLA; None if the backend has no figures.
+      simulation: of the compiled schedule on the target; None if its rates are not known.
       origins: where each instruction comes from.
     """
 
@@ -77,17 +77,17 @@ class ComparedProgram:
 
     @property
     def wire_bytes(self) -> float:
-        """What one device sends per step as compiled, but for what runs only if data demand it."""
+        """The bytes that one device sends per step as compiled, without rounds that only some data need."""
         return math.fsum(c.wire_bytes for c in self.collectives if not c.conditional)
 
     @property
     def byte_error(self) -> float:
-        """How far the compiled program's bytes are from the plan's, relative to the plan's."""
+        """The error of the compiled program's bytes, relative to the plan's."""
         return _relative(self.wire_bytes, self.plan.wire_bytes)
 
     @property
     def memory_error(self) -> float:
-        """How far the plan's memory is from XLA's, relative to XLA's; NaN where XLA does not say."""
+        """The error of the plan's memory, relative to XLA's; NaN if XLA has no figures."""
         return math.nan if self.memory is None else _relative(self.plan.memory_bytes, self.memory.peak)
 
     @property
@@ -108,7 +108,7 @@ class ComparedProgram:
 
     @property
     def unexplained(self) -> tuple[str, ...]:
-        """What is not known to be right: a sentence each."""
+        """Differences without a known reason, a sentence each."""
         added = [
             f"{c.instruction} ({c.kind}, {c.source or 'no line'}) is for no collective of the plan"
             for c in self.collectives
@@ -127,11 +127,11 @@ def compared(
     """A compiled program beside its plan.
 
     Arguments:
-      plan: what it was compiled from.
+      plan: the plan that it was compiled from.
       compiled: XLA's executable.
-      chip: what it is compiled for, whose rates the schedule is simulated with; None for no simulation.
-      lowered_text: gives the program as XLA was given it, with names; asked only where XLA left rows out.
-      domain_devices: devices that NVLink connects, if not as many as usual for the chip.
+      chip: the chip whose rates the schedule is simulated with; None for no simulation.
+      lowered_text: the program as XLA got it, with names; asked only if XLA left rows out.
+      domain_devices: devices that NVLink connects, if not the chip's default.
 
     Raises:
       HloTextError: if the backend gives no text, or one that cannot be read.
@@ -159,7 +159,7 @@ def _relative(a: float, b: float) -> float:
 
 
 def memory_of(compiled: HasMemory) -> MemoryUse | None:
-    """What one device holds, by XLA; None where the backend does not say."""
+    """The memory of one device, by XLA; None if the backend has no figures."""
     stats = compiled.memory_analysis()
     if stats is None:
         return None
