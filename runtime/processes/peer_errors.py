@@ -10,7 +10,7 @@ _WHERE = re.compile(r"\[external/\S+\] ?")
 
 
 def in_one_line(error: BaseException) -> str:
-    """An error in one line, as the last line of a traceback.
+    r"""An error in one line, as the last line of a traceback.
 
     >>> in_one_line(ValueError("of two lines:\nthis one and that")), in_one_line(KeyboardInterrupt())
     ('ValueError: of two lines:', 'KeyboardInterrupt')

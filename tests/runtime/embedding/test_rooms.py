@@ -13,7 +13,7 @@ import pytest
 import sbp
 from sbp import S
 from sbp.communication.extents import extent
-from sbp.communication.key_samples import Sample, with_planned_capacity
+from sbp.communication.key_samples import KeySample, with_planned_capacity
 from sbp.communication.legs import Exchange, default_capacity, legs
 from sbp.hardware.catalogue import BYTES_ONLY
 from sbp.layout import Layout
@@ -193,7 +193,7 @@ def exchange_of(keys: int, hierarchy: tuple[int, ...] = (8,)) -> tuple[Exchange,
 def test_whatever_the_batch_two_rounds_take_an_even_share(ids: Array, hierarchy: tuple[int, ...]) -> None:
     exchange, lies = exchange_of(KEYS, hierarchy)
     for again in (False, True):
-        found = with_planned_capacity(exchange, (Sample(ids, again),), (lies,))
+        found = with_planned_capacity(exchange, (KeySample(ids, again),), (lies,))
         for leg in legs(found):
             share = exchange.even_share(leg.group)
             assert leg.later_capacity >= min(share, leg.chunk)
@@ -205,7 +205,7 @@ def test_a_batch_like_the_next_has_the_room_that_it_fills() -> None:
     """Ids of which many are equal need less than an even share: no byte more is sent for them."""
     ids = np.minimum(np.random.default_rng(0).zipf(1.5, KEYS), ROWS) - 1
     exchange, lies = exchange_of(KEYS)
-    (leg,) = legs(with_planned_capacity(exchange, (Sample(ids * 2039 % ROWS),), (lies,)))
+    (leg,) = legs(with_planned_capacity(exchange, (KeySample(ids * 2039 % ROWS),), (lies,)))
     most = max(np.bincount(np.unique(part) // leg.chunk).max() for part in np.split(ids * 2039 % ROWS, 8))
     assert leg.capacity == most + int(most**0.5) // 2 < SHARE <= leg.later_capacity
     assert legs(exchange)[0].capacity == default_capacity(KEYS // 8, 8)

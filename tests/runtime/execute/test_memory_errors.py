@@ -66,7 +66,7 @@ def test_in_stages_the_fullest_one_speaks(monkeypatch: pytest.MonkeyPatch) -> No
             return (jnp.outer(x, x) @ jnp.ones((64, 64))).sum()
 
     program = sbp.compile(fn, sbp.placement("cpu", shape=(2, 4)))
-    monkeypatch.setattr("sbp.runtime.pipeline.program.make_machine", exhausted)
+    monkeypatch.setattr("sbp.runtime.pipeline.program.make_executor", exhausted)
     problem = message(program, np.ones(64, np.float32))
     assert "ranks [4, 5, 6, 7]" in problem.where or "ranks 4..7" in problem.where
     assert " at test_memory_errors.py:" in problem.why
