@@ -1,4 +1,4 @@
-"""What a plan decides and constraints in JAX cannot say: for who runs it by `jax.jit`."""
+"""Decisions of a plan that constraints of JAX cannot express, for users who run it by `jax.jit`."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class ConstraintGap:
     """A kind of decision.
 
     Arguments:
-      what: that is decided.
-      tensors: of which, and where; the first ones.
+      what: the decision.
+      tensors: the first tensors, with their lines.
       count: how many there are.
-      cost: what it is worth, in words.
+      cost: the cost without it, in words.
     """
 
     what: str
@@ -46,7 +46,7 @@ class ConstraintGap:
 
 
 def constraint_gaps(plan: PlanData) -> tuple[ConstraintGap, ...]:
-    """The decisions of a plan that constraints cannot say; none of a plan that was read from a file.
+    """The decisions of a plan that constraints cannot express; none for a plan from a file.
 
     Arguments:
       plan: of one placement.
@@ -72,7 +72,7 @@ def _tensors(physical: Physical, at: Sequence[tuple[int, object]]) -> tuple[str,
 
 
 def _waiting(physical: Physical, network: Network, steps: TimedSteps) -> Iterator[ConstraintGap]:
-    """Sums that ops compute with before shards of them are added up."""
+    """Partial sums that ops compute with before they are added up."""
     found: dict[int, tuple[object, float]] = {}
     for step, times in steps:
         for v, nd in reads(step) if isinstance(step, Compute) else ():
@@ -112,7 +112,7 @@ def _together(network: Network, steps: TimedSteps) -> Iterator[ConstraintGap]:
 
 
 def _again(physical: Physical, steps: TimedSteps) -> Iterator[ConstraintGap]:
-    """Tensors that are gathered a second time, so as not to be kept."""
+    """Tensors that are gathered twice, so that they need not be kept."""
     found = [step for step, _ in steps if isinstance(step, Box) and step.after is not None]
     if found:
         values = [physical.graph.values[b.value] for b in found]
@@ -123,7 +123,7 @@ def _again(physical: Physical, steps: TimedSteps) -> Iterator[ConstraintGap]:
 
 
 def _uneven(physical: Physical, steps: TimedSteps) -> Iterator[ConstraintGap]:
-    """Splits of tensors that they do not divide."""
+    """Splits that do not divide a tensor."""
     found: dict[int, tuple[object, float]] = {}
     hierarchy = physical.placement.shape
     for step in (s for s, _ in steps if isinstance(s, Compute)):
@@ -140,7 +140,7 @@ def _uneven(physical: Physical, steps: TimedSteps) -> Iterator[ConstraintGap]:
 
 
 def _own(plan: PlanData, steps: TimedSteps) -> Iterator[ConstraintGap]:
-    """Ops that send something themselves, such as halos and exchanges of rows."""
+    """Ops that exchange data themselves, such as halos and exchanges of rows."""
     found = [s for s, _ in steps if isinstance(s, Compute) and s.rows]
     if found:
         names = {row for s in found for row in s.rows}

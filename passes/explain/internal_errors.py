@@ -1,4 +1,4 @@
-"""Faults of our own in words: in which pass or entry, at which op and line of the user's, and versions."""
+"""Internal errors: the pass or entry, the op and line of the user's, and versions, in words."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ R = TypeVar("R")
 
 
 def public(fn: Callable[P, R]) -> Callable[P, R]:
-    """A public entry: it runs under no mesh, and what it raises is an error of ours, or comes from the user's
-    code."""
+    """Marks a public entry: it runs under no mesh, and raises only our errors and the user's."""
     return meshless(fn, partial(_raise, fn.__qualname__))
 
 
 def under_mesh(fn: Callable[P, R]) -> Callable[P, R]:
-    """A public entry that calls functions of the user's, and so stays under their mesh."""
+    """Marks a public entry that calls the user's functions, and so stays under their mesh."""
 
     @wraps(fn)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -41,7 +40,7 @@ def under_mesh(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def _raise(entry: str, error: Exception) -> NoReturn:
-    """Raises what an entry has raised; a fault of ours knows the program that led to it."""
+    """Raises the error of an entry; an internal error also gets the program that led to it."""
     try:
         raise_internal(entry, error)
     except InternalError as fault:
@@ -53,14 +52,13 @@ def _raise(entry: str, error: Exception) -> NoReturn:
 
 
 def raise_internal(where: str, error: Exception) -> NoReturn:
-    """Raises what a pass or an entry has raised: as an error of ours, unless it is one, or comes from the
-    user's code, the system, or XLA.
+    """Raises an error as an internal one, unless it is ours, the user's, the system's or XLA's.
 
     Arguments:
       where: the pass, or the entry.
 
     Raises:
-      InternalError: for what neither should raise.
+      InternalError: for an error that neither should raise.
     """
     frames = list(_frames(error))
     if isinstance(error, SbpError | MemoryError | OSError | jax.errors.JaxRuntimeError) or _is_theirs(frames):
@@ -82,7 +80,7 @@ def raise_internal(where: str, error: Exception) -> NoReturn:
 
 
 def _is_theirs(frames: Iterable[FrameType]) -> bool:
-    """Whether libraries aside the innermost frame is of the user's code."""
+    """Whether the innermost frame, libraries aside, is in the user's code."""
     for frame in frames:
         file = frame.f_code.co_filename
         if core.is_user_file(file) or core.is_own_file(file):
@@ -100,13 +98,13 @@ def _frames(error: Exception) -> Iterator[FrameType]:
 
 
 def _program(frame: FrameType) -> Callable[[str, str], str] | None:
-    """What writes the program that a function works on."""
+    """The function that writes the program of a frame as Python."""
     found: Callable[[str, str], str] | None = getattr(frame.f_locals.get("self"), "_reproduction", None)
     return found
 
 
 def _node(frame: FrameType) -> Node | None:
-    """The op that a function works on."""
+    """The op that the function of a frame works on."""
     from sbp.passes.program.graph import Node  # loads all rules
 
     for name in ("node", "step", "n"):

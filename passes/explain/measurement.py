@@ -1,6 +1,6 @@
-"""What a step took beside what its plan says: by collective, by op, and what of it belongs to neither.
+"""A measured or simulated step beside its plan: by collective, by op, and the rest.
 
-Nothing here measures: `runtime/profile` does, and the simulator of compiled programs may.
+These are data. `runtime/profile` measures, and the simulator of compiled programs fills them too.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ BOXING = "boxing"
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCollective:
-    """What one collective of a plan took: per step, the mean of all devices.
+    """The times of one collective of a plan: per step, the mean of all devices.
 
     Arguments:
       name: of its row, as `Collective.name`.
-      seconds: from when the last device of its group had come to it; None if it has no time of its own.
-      exposed_seconds: of these, in which the device ran nothing else.
-      waiting_seconds: before them, in which the device ran nothing and the others of its group had not come.
-      times: how often it was seen in a step.
-      remark: why it has no time, or what else is in it; "" for nothing.
+      seconds: from when the last device of its group has reached it; None if it has no time of its own.
+      exposed_seconds: the part of them in which the device ran nothing else.
+      waiting_seconds: before them, in which the device ran nothing and waited for others of its group.
+      times: how often it occurred in a step.
+      remark: why it has no time, or what else its time includes; "" for nothing.
     """
 
     name: str
@@ -42,13 +42,13 @@ class MeasuredCollective:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSpan:
-    """Something that ran on the first device, in seconds from the beginning of the step.
+    """A span on the first device, in seconds from the beginning of the step.
 
     Arguments:
-      step: the step of the program that it is of, by its number; -1 for none.
-      rows: the names of the collectives that it is for, if it sends something.
-      sends: whether it does; waits: whether others of its group have not come to it yet.
-      label: what it is called where the step says nothing.
+      step: the number of its step of the program; -1 for none.
+      rows: the names of its collectives, if it sends something.
+      sends: whether it sends; waits: whether it waits for others of its group.
+      label: its name if it has no step.
     """
 
     start: float
@@ -62,12 +62,12 @@ class MeasuredSpan:
 
 @dataclass(frozen=True, slots=True)
 class GroupTime:
-    """The kernels of one line in one pass over the program, per step.
+    """The kernels of one line in one phase of the program, per step.
 
     Arguments:
       phase: "forward", "backward" or "update"; "boxing" for the local part of moves.
       source: the user's line.
-      ops: how many, equal layers counted.
+      ops: their number, equal layers counted.
       estimated: by the plan, seconds.
       seconds: measured.
     """
@@ -81,22 +81,22 @@ class GroupTime:
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """One step, divided: kernels, collectives, waiting for other devices, and what nobody claims.
+    """One step, attributed to kernels, collectives, waiting for other devices, and nothing.
 
-    An instant in which a device runs kernels is theirs, in equal parts; else what it sends has it, else what
-    it waits to send. So the parts add up to the whole. All figures are means of the devices.
+    An instant in which a device runs kernels counts for these, in equal parts; else for its collectives, else
+    for what it waits for. So the parts add up to the whole. All figures are means of the devices.
 
     Arguments:
       word: "measured" or "simulated"; how: by what, such as "by JAX's profiler".
-      seconds: of the step that was divided.
-      devices: how many were looked at.
-      step_seconds: kernels by the steps of the program, which are numbered as they are executed, those of
-        bodies behind their loop; nothing where kernels were not told apart.
-      added_seconds: kernels that are of none of them: XLA's own copies and counters.
+      seconds: of the step.
+      devices: how many devices were recorded.
+      step_seconds: kernels by the steps of the program, numbered in the order of execution, those of bodies
+        behind their loop; nothing if kernels could not be told apart.
+      added_seconds: kernels of no step: XLA's own copies and counters.
       collectives: one for each of the plan's.
-      before_seconds, between_seconds, after_seconds: in which a device ran nothing: until its first op
-        began, until its last one had ended, and then until all results were there.
-      spans: what ran when on the first device.
+      before_seconds, between_seconds, after_seconds: in which a device ran nothing: before its first op,
+        until the end of its last one, and then until all results were there.
+      spans: the timeline of the first device.
     """
 
     word: str
@@ -113,22 +113,22 @@ class MeasuredStep:
 
     @property
     def kernel_seconds(self) -> float:
-        """In which kernels ran."""
+        """Time in which kernels ran."""
         return math.fsum(self.step_seconds) + self.added_seconds
 
     @property
     def exposed_seconds(self) -> float:
-        """In which something was sent, and no kernel ran."""
+        """Time in which a collective ran and no kernel."""
         return math.fsum(c.exposed_seconds for c in self.collectives)
 
     @property
     def waiting_seconds(self) -> float:
-        """In which others of a group had not come, and nothing ran."""
+        """Time in which a device waited for others of a group, and ran nothing."""
         return math.fsum(c.waiting_seconds for c in self.collectives)
 
     @property
     def unclaimed_seconds(self) -> float:
-        """In which nothing ran."""
+        """Time in which nothing ran."""
         return self.before_seconds + self.between_seconds + self.after_seconds
 
     @cached_property
@@ -137,7 +137,7 @@ class MeasuredStep:
         return {c.name: c for c in self.collectives}
 
     def of(self, row: Collective) -> MeasuredCollective:
-        """What the collectives of a row took, which may stand for several."""
+        """The times of the collectives of a row, which may stand for several."""
         found = [self.rows[name] for name in row.name.split("+") if name in self.rows]
         known = [c.seconds for c in found if c.seconds is not None]
         return MeasuredCollective(
@@ -151,7 +151,7 @@ class MeasuredStep:
 
 
 def numbered(steps: Sequence[Mapping[str, Any]], times: int = 1) -> Iterator[tuple[Mapping[str, Any], int]]:
-    """The steps of a program as JSON has it, in the order of their numbers; how often each is executed."""
+    """The steps of a program in JSON, in the order of their numbers, each with its number of executions."""
     for step in steps:
         yield step, times
         for body in step.get("bodies", ()):
@@ -159,7 +159,7 @@ def numbered(steps: Sequence[Mapping[str, Any]], times: int = 1) -> Iterator[tup
 
 
 def kernel_estimate(step: Mapping[str, Any]) -> float:
-    """The seconds of a step's own kernels, one execution, without what it sends."""
+    """The seconds of a step's own kernels in one execution, without collectives."""
     if "loop" in step or "row" in step:
         return 0.0
     sent = sum(s["seconds"] for s in step.get("sends", ()))
@@ -167,7 +167,7 @@ def kernel_estimate(step: Mapping[str, Any]) -> float:
 
 
 def group_times(program: Mapping[str, Any], measured: MeasuredStep) -> list[GroupTime]:
-    """The kernels by pass and line, those that took longest first.
+    """The kernels by phase and line, the longest first.
 
     Arguments:
       program: as JSON has it.
@@ -196,9 +196,9 @@ def kernels_estimate(program: Mapping[str, Any]) -> float:
 
 
 def same_plan(a: PlanData, b: PlanData) -> bool:
-    """Whether two plans are of the same program, which does the same.
+    """Whether two plans are of the same program and do the same.
 
-    What was noted of arguments that came may differ, and whether one of them was read from a file.
+    Notes on arguments of calls may differ, and one of them may come from a file.
     """
     what = ("name", "placement", "collectives", "seconds", "in_sbp", "out_sbp", "in_paths", "out_paths")
     return all(getattr(a, name) == getattr(b, name) for name in what)

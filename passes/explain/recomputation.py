@@ -1,4 +1,4 @@
-"""What a plan recomputes: which ops run again, what need not be kept for that, and what it takes."""
+"""The recomputation of a plan: ops that run again, tensors that are not kept, and the time it costs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SHOWN = 6
 
 @dataclass
 class RecomputedLine:
-    """What of a line of the user's program runs again.
+    """The recomputation of one line of the user's program.
 
     Arguments:
-      tensors: which are not kept.
+      tensors: those that are not kept.
       ops: how many run again.
-      freed_bytes: of what one device keeps.
+      freed_bytes: on one device.
       seconds: of the ops.
     """
 
@@ -38,7 +38,7 @@ class RecomputedLine:
 def recomputed_lines(
     candidates: Candidates, chosen: ChosenSignatures, physical: Physical, network: Network
 ) -> dict[str, RecomputedLine]:
-    """Per line of the user's program what runs again of it, those first that free most.
+    """The recomputation by lines of the user's program, those first that free most.
 
     Arguments:
       candidates: of the program as it is.
@@ -67,7 +67,7 @@ def recomputed_lines(
 def recomputed_notes(
     candidates: Candidates, chosen: ChosenSignatures, physical: Physical, network: Network
 ) -> tuple[str, ...]:
-    """Remarks on what is recomputed; none if nothing is, or only ops that are no kernels (a transpose)."""
+    """Remarks on recomputation; none if there is none, or only of ops that are no kernels (a transpose)."""
     lines = recomputed_lines(candidates, chosen, physical, network)
     tensors, ops = sum(x.tensors for x in lines.values()), sum(x.ops for x in lines.values())
     if not tensors:
@@ -88,5 +88,5 @@ def recomputed_notes(
 
 
 def ops_text(count: int) -> str:
-    """How many ops run: "1 op runs", "3 ops run"."""
+    """A number of ops with its verb: "1 op runs", "3 ops run"."""
     return "1 op runs" if count == 1 else f"{count} ops run"

@@ -1,4 +1,4 @@
-"""Work that every device does although the user split an argument: the plan says so, and how to insist."""
+"""Finds work that all devices of an axis repeat although an argument is split, and how to avoid it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MOST = 0.9
 def everywhere_notes(
     physical: Physical, asked: Sequence[NdSbp | None], paths: Sequence[str], network: Network
 ) -> list[str]:
-    """A remark for each placement axis whose devices all do the same, although arguments are split there.
+    """A remark for each placement axis whose devices all do the same although arguments are split along it.
 
-    Weights that are gathered where they are used, as in ZeRO-3, are none: there the work is split by another
-    argument.
+    Weights that are gathered where they are used, as in ZeRO-3, are no such case: another argument splits the
+    work.
 
     Arguments:
       asked: per argument, the user's signature, or None.
@@ -49,12 +49,12 @@ def everywhere_notes(
 
 
 def _gathers(asked: NdSbp, move: Move, axis: int) -> bool:
-    """Whether a move makes whole what the user split along an axis."""
+    """Whether a move gathers what the user split along an axis."""
     return isinstance(asked[axis], Split) and isinstance(move.before[axis], Split) and move.after[axis] == B
 
 
 def _done_everywhere(physical: Physical, axis: int, network: Network) -> Node | None:
-    """The op that takes longest, if nearly all work is the same on all devices of an axis."""
+    """The op that takes longest, if nearly all work is repeated on all devices of an axis."""
     graph, takes, total, same = physical.graph, Evaluator(physical, network), 0.0, 0.0
     most, heaviest = -1.0, None
     for how in executed(physical.steps):

@@ -1,8 +1,8 @@
-"""Stages that nobody marked: the model is cut where it balances, and its ops get the scopes of placements.
+"""Cuts a model into stages where it balances, and gives its ops the scopes of the placements.
 
-The forward pass is cut in the order in which it was traced, so every value goes forward. JAX undoes it in the
-opposite order. What a backward op reads of the forward pass says between which forward ops the one is that it
-undoes; within these bounds the backward pass is cut where least crosses.
+The forward pass is cut in the order of the trace, so every value goes forward. JAX's backward pass runs in
+the opposite order. The values that a backward op reads from the forward pass bound the position of the
+forward op that it belongs to; within these bounds the backward pass is cut where the fewest bytes cross.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ WINDOWS = 256
 
 @dataclass(frozen=True)
 class Line:
-    """The loop's body, as a line of forward ops.
+    """The loop's body as a line of forward ops.
 
     Arguments:
       forward: their ids, in order.
       backward: the ids of backward ops, in order.
-      least, most: per backward op, bounds of the position of the forward op that it undoes.
+      least, most: per backward op, bounds of the position of its forward op.
       returning: bytes that a cut of the backward pass before each op sends.
-      seconds: per position, of the forward op and of those that undo it, on one device.
+      seconds: per position, of the forward op and its backward ops, on one device.
       crossing: per position, bytes that a cut before it sends each way.
-      weights, kept: per position, bytes of weights that come in there, and of what is kept for the backward
-        pass.
+      weights, kept: per position, bytes of weights that are first used there, and of residuals for the
+        backward pass.
     """
 
     forward: tuple[int, ...]
@@ -75,7 +75,7 @@ def cut_model(
     """The graph with every op of the loop's body on the placement of a stage.
 
     Arguments:
-      placements: per stage, in order; one may come by several times.
+      placements: per stage, in order; one may occur several times.
       layers: of a scan over layers that was cut already, how many each stage has; () of another model.
 
     Raises:
@@ -156,7 +156,7 @@ def _is_counter(graph: Graph, loop: Node, i: int) -> bool:
 
 
 def _first_uses(nodes: Sequence[Node], forward: Sequence[Node], main: set[int]) -> dict[int, int]:
-    """Per value that does not depend on the batch, the first forward op that it, or what it gives, is for."""
+    """Per value that does not depend on the batch, the first forward op that it is used for."""
     found: dict[int, int] = {}
     for i, n in enumerate(forward):
         for x in reads_of(n):
@@ -173,9 +173,9 @@ def _first_uses(nodes: Sequence[Node], forward: Sequence[Node], main: set[int]) 
 def _bounds(
     forward: Sequence[Node], backward: Sequence[Node], at: Mapping[int, int], roots: Mapping[int, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Per backward op, between which positions the forward op is that it undoes.
+    """Per backward op, the bounds of the position of its forward op.
 
-    It comes after what it reads, and not after the last use of that; and the order is the opposite one.
+    It comes after the values that it reads, and not after their last use; and the order is reversed.
     """
     last = _last_uses(forward, at)
     end = len(forward) - 1
@@ -186,7 +186,7 @@ def _bounds(
 
 
 def _last_uses(nodes: Sequence[Node], at: Mapping[int, int]) -> dict[int, int]:
-    """Per value that ops in order make, the position of its last reader, or its own if none reads it."""
+    """Per value that ops in order make, the position of its last reader, or its own if there is none."""
     last = dict(at)
     for i, n in enumerate(nodes):
         last.update({x: i for x in reads_of(n) if x in at})
@@ -194,7 +194,7 @@ def _last_uses(nodes: Sequence[Node], at: Mapping[int, int]) -> dict[int, int]:
 
 
 def _crossing(graph: Graph, nodes: Sequence[Node]) -> Vector:
-    """Bytes that are made before and read after a cut before each position, and behind the last."""
+    """Bytes that are made before and read after a cut before each position, and after the last."""
     at = {v: i for i, n in enumerate(nodes) for v in n.outputs}
     out = np.zeros(len(nodes) + 1)
     for v, last in _last_uses(nodes, at).items():
@@ -205,7 +205,7 @@ def _crossing(graph: Graph, nodes: Sequence[Node]) -> Vector:
 def _bytes_by_position(
     graph: Graph, forward: Sequence[Node], backward: Sequence[Node], at: Mapping[int, int]
 ) -> tuple[Vector, Vector]:
-    """Per position, what crosses a cut before it, and what is kept for the backward pass."""
+    """Per position, the bytes that cross a cut before it, and those kept for the backward pass."""
     kept = np.zeros(len(forward))
     for v in {x for n in backward for x in reads_of(n) if x in at}:
         kept[at[v]] += _bytes(graph, v)
@@ -219,10 +219,10 @@ def balance(
     microbatches: int,
     memory_limit_bytes: float | None,
 ) -> tuple[int, ...]:
-    """Where the stages begin: the least time of a pipeline, (m - 1) times its slowest stage and all once.
+    """The first ops of stages for the least time of a pipeline: (m - 1) x its slowest stage, and all once.
 
-    For every bound on the slowest stage, dynamic programming finds the cuts that take least time in all. Cuts
-    are looked for where least crosses, in windows of equal work.
+    For every bound on the slowest stage, dynamic programming finds the cuts with the least total time. Cuts
+    are candidates where the fewest bytes cross, in windows of equal work.
     """
     at, p, size = _places(line, len(placements)), len(placements), placements[0].size
     count = len(at) - 1
@@ -263,7 +263,7 @@ def balance(
 
 
 def _places(line: Line, stages: int) -> NDArray[np.int64]:
-    """Positions where a stage may begin, and the end: in every window of equal work, where least crosses."""
+    """Candidates for the first op of a stage, and the end: where least crosses, per window of equal work."""
     count = len(line.forward)
     if count <= max(WINDOWS, stages):
         return np.arange(count + 1)
@@ -277,7 +277,7 @@ def _places(line: Line, stages: int) -> NDArray[np.int64]:
 
 
 def _cheapest(stage: Vector, p: int) -> tuple[float, tuple[int, ...]] | None:
-    """The least sum over `p` stages one after the other, and where they begin."""
+    """The least sum over `p` stages one after the other, and their first ops."""
     count = stage.shape[0] - 1
     cost = stage[0].copy()
     back: list[NDArray[np.int64]] = []

@@ -1,9 +1,8 @@
-"""What a placement of a pipeline has room for, so that its plan can be made to fit.
+"""The memory budget of each placement of a pipeline, so that its plan can be made to fit.
 
-The plan of a placement holds what is sent and received for all micro-batches at once, and what its forward
-keeps for the backward of one: a schedule holds the former for some at a time, and the latter of several. So
-what a plan needs is counted from its pieces and the schedule, and where that is too much the plan is made
-again with a limit that is lower by as much.
+The plan of a placement holds the transfers of all micro-batches at once, and the residuals of one. A schedule
+holds the transfers of a few, and the residuals of several. So the needs of a plan are counted from its pieces
+and the schedule; if they are too much, the plan is made again with a limit that is lower by the difference.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ FEWEST = "1f1b"
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """What the placements of a program with micro-batches may need.
+    """The memory that the placements of a program with micro-batches may need.
 
     Arguments:
-      schedule: in which order stages run, or one that holds about as much.
+      schedule: the order in which stages run, or one that holds about as much.
       stages: per stage, the position of its placement.
       limit_bytes: per device.
     """
@@ -43,7 +42,7 @@ class MemoryBudget:
     limit_bytes: float
 
     def needed(self, share: StageShare, plan: PlanData) -> float:
-        """What a device of a placement needs at the peak with such a plan, bytes."""
+        """The peak of a device of a placement with such a plan, bytes."""
         sizes = Sizes(cut(share, physical_of(plan), False))
         own = [s == share.place for s in self.stages]
         kept = [sizes.residuals(s) if mine else (0.0, 0.0) for s, mine in enumerate(own)]
@@ -55,7 +54,7 @@ class MemoryBudget:
     def planned(
         self, share: StageShare, request: Request, plan_one: Callable[[Request], PlanData]
     ) -> PlanData:
-        """A plan of a placement that fits, if one is found; else what is nearest to it."""
+        """A plan of a placement that fits, if one is found; else the nearest."""
         plan = plan_one(request)
         need, limit = self.needed(share, plan), plan.memory_bytes
         for _ in range(TRIES):
@@ -75,7 +74,7 @@ class MemoryBudget:
 def room_of(
     stages: Sequence[int], microbatches: int, schedule: str | Schedule | None, limit_bytes: float
 ) -> MemoryBudget | None:
-    """The room of a program; None without micro-batches, or with a schedule that does not suit its stages.
+    """The budget of a program; None without micro-batches, or with a schedule that does not suit its stages.
 
     Arguments:
       stages: per stage, the position of its placement.

@@ -1,7 +1,7 @@
-"""Where every op belongs: on the placement of its scope, or where its operands are, or wherever it is used.
+"""Assigns every op to a placement: that of its scope, of its operands, or of its users.
 
 An op outside of any `sbp.on` belongs to the placement of one of its operands. In the loop over micro-batches
-that is the operand that is made last; elsewhere it is the largest one. One that has no such operand (masks,
+that is the operand that is made last; elsewhere it is the largest one. An op without such an operand (masks,
 random bits, casts of weights) is *free*: every placement that needs it computes it.
 
 Words: docs/glossary.md.
@@ -22,12 +22,12 @@ from sbp.placement import Placement
 
 @dataclass(frozen=True)
 class OpPlacements:
-    """Where the ops and values of a program are.
+    """The placements of the ops and values of a program.
 
     Arguments:
-      placements: in the order in which the forward pass comes by.
+      placements: in the order of the forward pass.
       nodes: per op, outer ones and those of the loop's body, the positions of the placements that compute it.
-      values: per value, of the placements that have it without being sent it; arguments of the program are
+      values: per value, of the placements that have it without receiving it; arguments of the program are
         everywhere.
     """
 
@@ -36,7 +36,7 @@ class OpPlacements:
     values: Mapping[int, frozenset[int]]
 
     def home(self, v: int) -> int:
-        """The placement that others get a value from."""
+        """The placement that sends a value to others."""
         return min(self.values[v])
 
 
@@ -69,14 +69,14 @@ def placements_of(graph: Graph) -> tuple[Placement, ...]:
 
 
 def find_places(graph: Graph, placements: tuple[Placement, ...]) -> OpPlacements:
-    """Where everything is.
+    """The placements of all ops and values.
 
     Arguments:
       placements: those that ops belong to.
 
     Raises:
-      AnnotationError: for a loop or a branch, other than that over micro-batches, whose ops belong to several
-        placements.
+      AnnotationError: for a loop or a branch, other than the loop over micro-batches, whose ops belong to
+        several placements.
     """
     search = _Search(graph, placements, loop_of(graph))
     search.ask(list(graph.walk()))
@@ -90,7 +90,7 @@ def find_places(graph: Graph, placements: tuple[Placement, ...]) -> OpPlacements
 
 
 class _Search:
-    """Forward, ops get the place of their operands; backward, free ones those of their users."""
+    """Forward, ops get the placement of their operands; backward, free ops get those of their users."""
 
     def __init__(self, graph: Graph, placements: tuple[Placement, ...], loop: Node | None) -> None:
         self.graph, self.placements, self.loop = graph, placements, loop
@@ -116,7 +116,7 @@ class _Search:
                 self.asked.update((x, at) for x in node.inputs if not isinstance(x, Const))
 
     def place(self, nodes: Sequence[Node], inside: bool = False) -> None:
-        """Finds the place of every op that has one."""
+        """Finds the placement of every op that has one."""
         for node in nodes:
             if node is self.loop:
                 self.place_loop(node)
@@ -133,14 +133,14 @@ class _Search:
         return self.depth.get(x, 0) + (x in self.fixed and self.fixed[x] != at)
 
     def of_scope(self, node: Node) -> int | None:
-        """The place that a scope says, that of an op or of those inside it."""
+        """The placement that a scope names, of an op or of those inside it."""
         scopes = {p: n for n in walk([node]) if (p := n.role.place) is not None}
         if len(scopes) > 1:
             raise AnnotationError(_torn(node, scopes))
         return self.number[next(iter(scopes))] if scopes else None
 
     def of_operands(self, node: Node, inside: bool) -> int | None:
-        """The place of the operand that is made last, or of the largest."""
+        """The placement of the operand that is made last, or of the largest."""
         at = [x for x in reads_of(node) if x in self.fixed]
         if not at:
             return None
@@ -163,7 +163,7 @@ class _Search:
                 self.fixed[v], self.depth[v] = self.fixed[x], 0
 
     def spread(self) -> None:
-        """Gives every op the places that need it, from the results back."""
+        """Gives every op the placements that need it, from the results back."""
         for x in self.graph.outputs:
             self.want(x, {0})
         for node in reversed(self.graph.nodes):
@@ -173,12 +173,12 @@ class _Search:
                 self.visit(node)
 
     def want(self, x: Operand, places: Iterable[int]) -> None:
-        """Notes that places need a value: those that have it, or the one that makes it."""
+        """Notes that placements need a value: those that have it, or the one that makes it."""
         if not isinstance(x, Const):
             self.having.setdefault(x, set()).update({self.fixed[x]} if x in self.fixed else places)
 
     def visit(self, node: Node) -> set[int]:
-        """Gives one op its places, and asks for its operands."""
+        """Gives one op its placements, and asks for its operands."""
         at = {p for v in node.outputs for p in self.having.get(v, ())}
         at |= {self.fixed[v] for v in node.outputs if v in self.fixed}
         at = at or {0}  # an effect
@@ -190,7 +190,7 @@ class _Search:
         return at
 
     def spread_loop(self, node: Node) -> None:
-        """The body's ops, again and again while carried values reach new places; then what enters."""
+        """The body's ops, repeatedly while carried values reach new placements; then the loop's inputs."""
         (body,) = node.bodies
         n_const, n_carry = core.scan_counts(node.params, len(node.inputs))
         carries = list(zip(body.inputs[n_const : n_const + n_carry], body.outputs, strict=False))

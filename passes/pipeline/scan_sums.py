@@ -1,8 +1,9 @@
-"""Sums over micro-batches of what a scan stacks are added up inside of it, a slice at a time.
+"""Adds up sums over micro-batches inside the scans that make them, a slice at a time.
 
-JAX gives the gradients of all layers as a stack, which is then added to the sum of those before. For that the
-stack is written and read, and lies beside the sum. Where the scan takes slices of the sum, adds to each what
-it would stack, and stacks that, there is no such stack; the sum is changed in place (program/control.py).
+JAX gives the gradients of all layers as a stack, which is then added to the sum of earlier micro-batches. For
+that the stack is written and read, and takes memory beside the sum. If the scan takes slices of the sum, adds
+its results to them, and stacks these, there is no such stack, and the sum is changed in place
+(program/control.py).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class _Found:
 
 
 def add_inside(graph: Graph) -> Graph:
-    """The graph whose scans add to the sums over micro-batches of what they stack."""
+    """The graph whose scans add their stacks to the sums over micro-batches."""
     loop = loop_of(graph)
     if loop is None:
         return graph

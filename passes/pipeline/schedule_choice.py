@@ -1,4 +1,4 @@
-"""The schedule of a program with stages: searched for times and memory, or checked against the limit."""
+"""Chooses the schedule of a program with stages: by a search for times and memory, or checks a given one."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ DEFAULT = "1f1b"
 
 @dataclass(frozen=True)
 class ScheduleTask:
-    """What a schedule is searched for.
+    """The input of a search for schedules.
 
     Arguments:
       rank_of: stage -> placement.
       figures: bytes and estimated times.
       edges: which stage feeds which.
-      capacity_bytes: what a device has, where no limit is given.
+      capacity_bytes: of a device, if no limit is given.
       trains: whether there is a backward pass.
     """
 
@@ -46,8 +46,8 @@ class ScheduleTask:
         """The fastest schedule found within the memory of a device.
 
         Arguments:
-          limit_bytes: per device; None for all that it has.
-          times: measured ones, instead of those estimated.
+          limit_bytes: per device; None for its capacity.
+          times: measured ones, instead of the estimates.
 
         Raises:
           MemoryLimitError: if nothing fits.
@@ -67,10 +67,10 @@ class ScheduleTask:
         return found
 
     def check(self, schedule: Schedule, limit_bytes: float) -> None:
-        """Refuses a schedule that holds too much.
+        """Checks the memory of a schedule.
 
         Raises:
-          MemoryLimitError: with the placement that holds most, and what it holds.
+          MemoryLimitError: with the placement that holds most, and how much.
         """
         need = self.figures.memory(schedule)
         place = max(range(len(need)), key=lambda i: need[i])
@@ -110,7 +110,7 @@ def found_schedule(choice: ScheduleChoice) -> Schedule:
 
 
 def candidates_note(choice: ScheduleChoice, limit_bytes: float | None) -> str:
-    """What was looked at, as a remark on the plan."""
+    """The candidates of the search, as a remark on the plan."""
     limit = ""
     if limit_bytes is not None and not math.isinf(limit_bytes):
         limit = f" within {bytes_text(limit_bytes)} per device"
@@ -118,7 +118,7 @@ def candidates_note(choice: ScheduleChoice, limit_bytes: float | None) -> str:
 
 
 def split_seconds(whole: float, estimated: Sequence[float]) -> tuple[float, float]:
-    """A backward's time as those of its two halves, in the estimated proportion."""
+    """The time of a backward pass as those of its two halves, in the estimated proportion."""
     total = sum(estimated)
     part = estimated[0] / total if total else 0.5
     return whole * part, whole * (1 - part)
@@ -130,8 +130,8 @@ def schedule_for(
     """The schedule of a program, and remarks on it.
 
     Raises:
-      ArgumentError: for one that does not suit its stages.
-      MemoryLimitError: for one that holds more than it may, and if none that was looked at does not.
+      ArgumentError: if it does not suit the stages.
+      MemoryLimitError: if it holds more than the limit, or if no candidate fits.
     """
     known = isinstance(asked, str) and asked in (*GENERATORS, AUTO)
     if asked is not None and not known and not isinstance(asked, Schedule):
@@ -162,13 +162,13 @@ def schedule_for(
 
 
 def unstaged(schedule: object) -> Problem:
-    """What is wrong with a schedule for a program without stages."""
+    """The problem of a schedule for a program without stages."""
     fix = "with sbp.on(placement.split(0)[0]): ... in the model, or PipelineOptions(stages=...)"
     return _idle(schedule, "a program with stages", "a schedule says in which order stages run", fix)
 
 
 def _idle(asked: object, legal: str, why: str, fix: str) -> Problem:
-    """What is wrong with a schedule where there is nothing to order."""
+    """The problem of a schedule where there is nothing to order."""
     got = repr(asked if isinstance(asked, str) else "a schedule")
     return Problem("argument", "PipelineOptions(schedule=...)", got, legal, why, fix)
 

@@ -1,7 +1,7 @@
-"""What a program says in JAX's own words of how tensors lie: constraints, reshards, `out_sharding=`.
+"""Signatures that a program asks for in JAX's own words: constraints, reshards, `out_sharding=`.
 
-What JAX itself infers between them, and what it derives from them for a backward pass, binds nobody: there
-the planner chooses.
+Shardings that JAX infers between these, or derives for a backward pass, bind nobody: there the planner
+chooses.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ BOUND = ("sharding_constraint", "device_put")
 
 
 def asked_of(eqn: JaxprEqn, scope: str, of_jax: bool = False) -> Pin | None:
-    """What an equation asks of its results, as an annotation; None for nothing.
+    """The annotation that an equation is for its results; None if it is none.
 
     Arguments:
-      scope: its name stack: what is transposed was not said by the user.
-      of_jax: whether it stands in one of JAX's own functions: `jnp.where` reshards what lies otherwise than
-        its other operands.
+      scope: its name stack: the transpose of an op was not written by the user.
+      of_jax: whether it is in one of JAX's own functions: `jnp.where` reshards to match its other operands.
     """
     name = eqn.primitive.name
     key, words = WORDS.get(name, OTHERS)
@@ -46,13 +45,13 @@ def asked_of(eqn: JaxprEqn, scope: str, of_jax: bool = False) -> Pin | None:
 
 
 def _is_derived(scope: str) -> bool:
-    """Whether JAX has made an op for a backward pass, and did not compute there again what the user wrote."""
+    """Whether JAX has made an op for a backward pass, other than to recompute an op of the user."""
     _, transposed, inner = scope.rpartition("transpose(")
     return bool(transposed) and "rematted_computation" not in inner
 
 
 def _named(given: Any) -> NamedSharding | None:
-    """A sharding by names, which one of `device_put` holds in a tuple."""
+    """A named sharding, which one of `device_put` holds in a tuple."""
     only = given[0] if isinstance(given, tuple) and len(given) == 1 else given
     return only if isinstance(only, NamedSharding) else None
 

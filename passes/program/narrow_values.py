@@ -1,7 +1,7 @@
-"""Values that hold no more than a narrower type can: they were widened, and at most rearranged since.
+"""Values that a narrower dtype can hold: they were widened, and at most rearranged since.
 
-Such a value is sent in the narrower type. XLA:GPU does so by itself (collective_quantizer.cc), and the plan
-must say and price what is sent.
+Such a value is sent in the narrower dtype. XLA:GPU does this by itself (collective_quantizer.cc), and the
+plan must show and price the bytes that are sent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REARRANGING = frozenset(
 
 
 def widened(graph: Graph) -> Mapping[int, DType]:
-    """Per value that was widened: the narrowest type that holds all of it.
+    """Per value that was widened, the narrowest dtype that holds all of it.
 
     >>> from sbp.passes.program.trace import trace
     >>> import numpy as np
@@ -47,7 +47,7 @@ def widened(graph: Graph) -> Mapping[int, DType]:
 
 
 def holds(narrow: DType, wide: DType) -> bool:
-    """Whether a type takes fewer bytes than another, and every number of it is one of the other's.
+    """Whether a dtype has fewer bytes than another, which holds each of its numbers.
 
     >>> import numpy as np
     >>> [holds(np.dtype(a), np.dtype(b)) for a, b in [("f2", "f4"), ("i2", "f4"), ("i4", "f4"), ("f4", "i8")]]

@@ -1,8 +1,8 @@
-"""Scatters of one number per row into zeros, as element-wise ops.
+"""Rewrites scatters of one number per row into zeros as element-wise ops (one-hot).
 
 The gradient of `take_along_axis` with one index per row, as a loss picks the logits of its labels, is such a
-scatter. XLA writes the zeros, scatters into them and reads all of it again; a comparison of the index with an
-iota is merged into who reads the gradient, and lies in any way that this lies.
+scatter. XLA writes the zeros, scatters into them and reads them again. A comparison of the index with an iota
+is fused into the reader of the gradient, and can be split in any way.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ SCATTER = "scatter-add"
 def picked(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """The element-wise ops of a scatter that adds one number to each row of zeros; None for any other.
 
-    No two updates meet, so every element is a zero or one update, to the last bit: what adds a zero of either
-    sign leaves the zero that is there. An index that is out of bounds equals no position: its update is
-    dropped, unless the scatter asks for the nearest element.
+    No two updates meet, so every element is a zero or one update, to the last bit: adding a zero of either
+    sign leaves the zero. An index out of bounds equals no position: its update is dropped, unless the scatter
+    clips indices.
     """
     dims = _picked_dims(eqn)
     if dims is None:
@@ -51,12 +51,12 @@ def picked(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 
 def _last(size: int, dtype: np.dtype) -> np.ndarray:
-    """The last position, or the largest number of a type that does not reach it."""
+    """The last position, or the largest number of a dtype that does not reach it."""
     return np.array(min(size - 1, np.iinfo(dtype).max), dtype)
 
 
 def _picked_dims(eqn: JaxprEqn) -> tuple[tuple[int, ...], int] | None:
-    """Of a scatter with one index per row: the operand's dims of rows, and the one that is indexed."""
+    """Of a scatter with one index per row: the dims of rows, and the indexed dim."""
     if eqn.primitive.name != SCATTER:
         return None
     operand: Aval = eqn.outvars[0].aval
@@ -73,7 +73,7 @@ def _picked_dims(eqn: JaxprEqn) -> tuple[tuple[int, ...], int] | None:
 
 
 def is_zero(x: Operand, nodes: Sequence[Node]) -> bool:
-    """Whether a value is zero all over, not minus zero; asked right behind what makes it."""
+    """Whether a value is zero everywhere, and not minus zero; decided from the op that makes it."""
     for node in reversed(nodes):
         if x in node.outputs:
             made = node.inputs[0] if node.op == "broadcast_in_dim" else None

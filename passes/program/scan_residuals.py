@@ -1,9 +1,9 @@
-"""Less is computed twice in a scan over layers: what `jax.checkpoint` in its body throws away is kept.
+"""Keeps results that `jax.checkpoint` in a scan over layers drops, so that fewer ops run twice.
 
-A scan over checkpointed layers keeps the input of each; its transpose computes the layer again. Where there
-is room, results of products may be stacked by the forward scan and read by the other one, which then computes
-neither them nor what only they needed. What the other scan computes again is found by value numbering: the
-same ops of the same operands, layer by layer. What is computed stays the same.
+A scan over checkpointed layers keeps the input of each; its transpose computes the layer again. Where memory
+allows, the forward scan stacks results of products and the other one reads them, and computes neither them
+nor the ops that only they needed. The recomputed values are found by value numbering: the same ops of the
+same operands, layer by layer. Results stay the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RecomputedScan:
     Arguments:
       first, again: the values in both bodies.
       held_bytes: of all layers together.
-      maker, flops: the op that makes it again, and the arithmetic of that in one layer.
+      maker, flops: the op that makes it again, and its arithmetic in one layer.
     """
 
     first: int
@@ -40,7 +40,7 @@ class RecomputedScan:
 
 @dataclass(frozen=True)
 class ScanPair:
-    """A scan over layers, and the one that computes its layers again.
+    """A scan over layers, and the scan that computes its layers again.
 
     Arguments:
       forward, backward: both, in the same graph or body.
@@ -52,8 +52,10 @@ class ScanPair:
     twice: tuple[RecomputedScan, ...]
 
     def chosen(self, share: float) -> tuple[RecomputedScan, ...]:
-        """Those that save the most arithmetic of all that have no greater share of the bytes; of as good ones
-        those that are made first. Of an op all results are kept, or none: else it runs again."""
+        """The results that save most arithmetic within a share of the bytes; of equal ones the first.
+
+        All results of an op are kept, or none: else it runs again.
+        """
         most = share * sum(t.held_bytes for t in self.twice) * (1 + 1e-9)
         best = [_Choice()]
         for _, results in itertools.groupby(self.twice, lambda t: t.maker):
@@ -68,7 +70,7 @@ MOST_CHOICES = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What may be kept, its bytes, and the arithmetic that is saved."""
+    """A choice of results to keep, its bytes, and the arithmetic that it saves."""
 
     held_bytes: float = 0.0
     flops: float = 0.0
@@ -81,7 +83,7 @@ class _Choice:
 
 
 def _undominated(choices: Iterable[_Choice]) -> list[_Choice]:
-    """Choices by their bytes, those left out that save no more than one with no more bytes."""
+    """Choices by their bytes, without those that save no more than one with no more bytes."""
     found = list[_Choice]()
     for choice in sorted(choices, key=lambda x: (x.held_bytes, -x.flops)):
         if not found or choice.flops > found[-1].flops:
@@ -91,7 +93,7 @@ def _undominated(choices: Iterable[_Choice]) -> list[_Choice]:
 
 
 def keep_in_scans(graph: Graph, share: float) -> Graph:
-    """The graph in which scans keep so great a share of what their transposes compute again.
+    """The graph in which scans keep a share of what their transposes compute again.
 
     Arguments:
       share: 0 for what the model says, 1 for the results of all products.
@@ -104,7 +106,7 @@ def keep_in_scans(graph: Graph, share: float) -> Graph:
 
 
 def computes_twice(graph: Graph) -> bool:
-    """Whether something in a scan is computed again that could be kept."""
+    """Whether a scan computes something again that could be kept."""
     return any(pair.twice for nodes in _levels(graph.nodes) for pair in scan_pairs(graph, nodes))
 
 
@@ -136,7 +138,7 @@ def _inside(graph: Graph, body: Body, values: list[Value], share: float) -> Body
 def _keeping(
     forward: Node, backward: Node, chosen: Sequence[RecomputedScan], values: list[Value]
 ) -> tuple[Node, Node]:
-    """Both scans, with what is chosen stacked by one and read by the other."""
+    """Both scans: one stacks the chosen results, the other reads them."""
     length = int(forward.params["length"])
     counts = [core.scan_counts(n.params, len(n.inputs)) for n in (forward, backward)]
 
@@ -171,7 +173,7 @@ def _read(x: Operand, new: Mapping[int, int]) -> Operand:
 
 
 def _renamed(node: Node, new: Mapping[int, int]) -> Node:
-    """An op that reads other values, also where its own bodies hand them on."""
+    """An op that reads other values, also where its own bodies pass them on."""
     return replace(node, inputs=tuple(_read(x, new) for x in node.inputs))
 
 
@@ -179,7 +181,7 @@ def _renamed(node: Node, new: Mapping[int, int]) -> Node:
 
 
 def scan_pairs(graph: Graph, nodes: Sequence[Node]) -> Iterator[ScanPair]:
-    """The scans of a graph or a body whose layers another one computes again."""
+    """The scans of a graph or a body whose layers another scan computes again."""
     scans = [n for n in nodes if n.op == "scan"]
     numbering = _Numbering()
     for n in nodes if len(scans) > 1 else ():
@@ -191,7 +193,7 @@ def scan_pairs(graph: Graph, nodes: Sequence[Node]) -> Iterator[ScanPair]:
 
 
 def _undoes(backward: Node, forward: Node) -> bool:
-    """Whether a scan runs the other way through what another one stacks."""
+    """Whether a scan runs in the other direction over what another one stacks."""
     _, carry = core.scan_counts(forward.params, len(forward.inputs))
     same = backward.params["length"] == forward.params["length"]
     other = backward.params["reverse"] != forward.params["reverse"]
@@ -199,7 +201,7 @@ def _undoes(backward: Node, forward: Node) -> bool:
 
 
 def _pair(graph: Graph, forward: Node, backward: Node, outer: _Numbering) -> ScanPair:
-    """What a scan computes again of another one."""
+    """The values that a scan computes again of another one."""
     (body,), (again,) = forward.bodies, backward.bodies
     consts, carry = core.scan_counts(forward.params, len(forward.inputs))
     ahead = outer.inside(forward)
@@ -223,7 +225,7 @@ def _pair(graph: Graph, forward: Node, backward: Node, outer: _Numbering) -> Sca
 
 
 def _flops(graph: Graph, node: Node) -> float:
-    """Of the products of an op; of one without a rule nothing is known."""
+    """The arithmetic of the products of an op; of an op without a rule it is not known."""
     if node.rule is None or node.rule.matmul is None:
         return 1.0
     shapes = [graph.operand(x).shape for x in node.inputs], [graph.values[v].shape for v in node.outputs]
@@ -231,7 +233,7 @@ def _flops(graph: Graph, node: Node) -> float:
 
 
 def _depending(body: Body, on: Sequence[int]) -> set[int]:
-    """What is computed from some values, and not from weights alone."""
+    """The values that are computed from given ones, and not from weights alone."""
     found = set(on)
     for n in body.nodes:
         if not found.isdisjoint(x for x in n.inputs if not isinstance(x, Const)):
@@ -241,17 +243,17 @@ def _depending(body: Body, on: Sequence[int]) -> set[int]:
 
 @dataclass
 class _Numbering:
-    """Numbers of values: equal for what equal ops make of equal operands.
+    """Value numbers: equal for equal ops of equal operands.
 
     Arguments:
-      known: the number of everything that has been seen.
+      known: the number of every key so far.
     """
 
     known: dict[Hashable, int] = field(default_factory=dict)
     numbers: dict[int, int] = field(default_factory=dict)
 
     def number(self, key: Hashable) -> int:
-        """The number of what a key says."""
+        """The number of a key."""
         return self.known.setdefault(key, len(self.known))
 
     def of(self, x: Operand) -> int:

@@ -1,7 +1,7 @@
 """The folded graph of a plan: as many boxes as a picture can hold, with the collectives between them.
 
-What SVG and DOT draw. Groups of the outline are opened from the outside in, the costliest first, until there
-are as many boxes as may be; a group that stays closed says what is sent inside it.
+SVG and DOT draw it. Groups of the outline are opened from the outside in, the costliest first, until the
+number of boxes reaches its limit. A group that stays closed lists the collectives inside it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def folded(plan: PlanData, max_boxes: int = MAX_BOXES) -> nx.DiGraph:
     """The graph of a plan.
 
     Every node has a `kind` (of a collective, or "ops"), a `lane` (a phase), a `head`, further `body` lines,
-    its `rows` of the plan, and a `title` to be read when it is pointed at. Edges have a `label`, a `title`,
-    and `back` if they lead to an earlier node, as to the next of some equal layers.
+    its `rows` of the plan, and a `title` as its tooltip. Edges have a `label`, a `title`, and `back` if they
+    lead to an earlier node, such as the next of several equal layers.
 
     Raises:
       ValueError: for a plan without a program.
@@ -86,7 +86,7 @@ class _Fold:
         return self.outline.groups[v].parent if v < n else self.wiring.sent[v - n].parent
 
     def place(self, v: int) -> tuple[float, int]:
-        """Where a node stands in the program: a collective just before what wants it."""
+        """The position of a node in the program: a collective stands just before its reader."""
         if v < self.n_groups:
             return float(v), 0
         wanted = [b for a, b in self.wiring.edges if a == v and b < self.n_groups]
@@ -114,7 +114,7 @@ class _Fold:
         return open_
 
     def shown(self, v: int, open_: set[int]) -> int:
-        """What stands for a node; 0 for an open group."""
+        """The visible node of a node; 0 for an open group."""
         return next((x for x in reversed(self.chain(v)) if x not in open_), 0)
 
     def chain(self, v: int) -> list[int]:
@@ -125,7 +125,7 @@ class _Fold:
         return chain
 
     def gathered(self, shown: dict[int, int]) -> dict[int, int]:
-        """The same, but in lanes with many nodes collectives of a kind are one."""
+        """The same, but in lanes with many nodes the collectives of a kind are one node."""
         crowded = Counter(self.lane(v) for v in set(shown.values()) - {0})
         first: dict[tuple[str, str], int] = {}
         for v, at in sorted(shown.items()):
@@ -135,7 +135,7 @@ class _Fold:
         return shown
 
     def lane(self, v: int) -> str:
-        """The phase that a node stands in."""
+        """The phase of a node."""
         at = v
         while at > 0:
             if at < self.n_groups and self.outline.groups[at].kind == "phase":
@@ -163,14 +163,14 @@ class _Fold:
         }
 
     def stands_in(self, v: int, group: int) -> bool:
-        """Whether a node is a group or stands in it."""
+        """Whether a node is a group or lies in it."""
         at = v
         while at > 0 and at != group:
             at = self.parent(at)
         return at == group
 
     def sent_words(self, rows: Sequence[int]) -> list[str]:
-        """What is sent inside a closed group."""
+        """The collectives inside a closed group, in words."""
         count, sent = Counter[str](), Counter[str]()
         for c in map(self.row, rows):
             count[c.kind] += c.count
@@ -178,7 +178,7 @@ class _Fold:
         return [f"{n} {kind_text(kind)}, {bytes_text(sent[kind])}" for kind, n in count.items()]
 
     def read_words(self, values: Sequence[int]) -> list[str]:
-        """Arguments that are read, with their signatures; of many how many there are."""
+        """The arguments that are read, with their signatures; if there are many, their number."""
         given: dict[int, str] = dict(self.outline.program["inputs"])
         names: dict[str, list[str]] = {}
         for v in values:
@@ -193,7 +193,7 @@ class _Fold:
         return self.plan.collectives[k]
 
     def pill(self, v: int, same: Sequence[int]) -> dict[str, Any]:
-        """Collectives that stand in one place, or in several that are shown as one."""
+        """Collectives at one place, or at several places that are one node."""
         sent = self.wiring.sent[v - self.n_groups]
         rows = [r for x in same for r in self.wiring.sent[x - self.n_groups].rows]
         cs = list(map(self.row, rows))
@@ -222,7 +222,7 @@ class _Fold:
         d["back"] = d["back"] and back
 
     def words(self, versions: Mapping[WordedVersion, float]) -> dict[str, str]:
-        """What runs along an edge: the largest, and all of it to be pointed at."""
+        """The tensors along an edge: the largest as its label, all of them in the tooltip."""
         values, names = self.outline.program["values"], self.outline.program["names"]
 
         def said(version: WordedVersion) -> str:

@@ -1,4 +1,4 @@
-"""What the page of a pipeline is given: its placements as one graph, with what is sent between them."""
+"""The page data of a program with stages: its placements as one graph, with transfers between them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def joined_data(
 
     Arguments:
       timelines: instead of the plan's own, such as it and a measured one.
-      places: what a step took, per placement; none for no measured figures.
+      places: a measured step per placement; none for no measured figures.
     """
     sends = alike_sends(plan)
     parts = [part_data(p, places[i] if places else None, plan) for i, p in enumerate(plan.stages)]
@@ -59,7 +59,7 @@ def _bubble(plan: PlanData) -> float | None:
 
 
 def stage_columns(plan: PlanData) -> Columns:
-    """The stages and what they cost."""
+    """The stages and their costs."""
     names = ("stage", "place", "forward", "inputs", "weights", "kept_bytes", "weight_bytes")
     rows = (
         (
@@ -82,11 +82,11 @@ def joined_parts(
     sends: Sequence[Sequence[Collective]],
     more: Columns = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The graphs of placements as one, each in a group of its own, with what is sent as nodes between.
+    """The graphs of all placements as one, each in a group of its own, with transfers as nodes between.
 
     Arguments:
-      sends: what is sent between placements, those that are alike together.
-      more: further columns of what is sent, which those of the placements have too.
+      sends: the transfers between placements, equal ones together.
+      more: further columns of transfers, which the rows of placements have too.
     """
     n_groups = 1 + sum(len(p["groups"]["kind"]) if "groups" in p else 1 for p in parts)
     n_sent = sum(len(p["sent"]["kind"]) for p in parts if "sent" in p)
@@ -123,7 +123,7 @@ EDGE = ("from", "to", "bytes", "next", "count", "tensors")
 
 
 class _Moved:
-    """The columns of a part as those of the whole: what counts groups, rows and tensors counts on."""
+    """The columns of a part as columns of the whole: numbers of groups, rows and tensors are shifted."""
 
     def __init__(self, group: int, groups: int, sent: int, row: int, tensor: int, place: int) -> None:
         self.group, self.groups, self.sent = group, groups, sent
@@ -168,7 +168,7 @@ class _Moved:
 
 
 class _Sends:
-    """What is sent between placements, as nodes between those that make it and those that read it.
+    """Transfers between placements, as nodes between their makers and their readers.
 
     Arguments:
       parts: the columns of the placements.
@@ -203,7 +203,7 @@ class _Sends:
         return {"rows": rows, "sent": columns(SENT, sent), "edges": columns(EDGE, list(edges.values()))}
 
     def ends(self, c: Collective, place: int, word: str) -> list[int]:
-        """The nodes that make or read what is sent, as the placement calls it; else the placement itself."""
+        """The nodes that make or read a transfer, by its name on the placement; else the placement itself."""
         rest, found = self.parts[place]["at_rest"], list[int]()
         for path, nodes in zip(rest["path"], rest["nodes"], strict=True):
             if path.startswith(word) and names_tensor(path, c.tensor, c.source):
@@ -211,7 +211,7 @@ class _Sends:
         return list(dict.fromkeys(found)) or [self.roots[place]]
 
     def tensors(self, c: Collective, place: int) -> list[int]:
-        """What is sent, among the tensors of a placement."""
+        """The transfer among the tensors of a placement."""
         before = sum(len(p["tensors"]["name"]) for p in self.parts[:place])
         t = self.parts[place]["tensors"]
         pairs = enumerate(zip(t["name"], t["shape"], strict=True), before)
@@ -222,7 +222,7 @@ _NUMBERED = re.compile(r" \(\d+\)$")
 
 
 def names_tensor(path: str, tensor: str, source: str) -> bool:
-    """Whether a path of what comes from another placement, or goes there, means a tensor.
+    """Whether the path of a transfer on a placement means a tensor.
 
     >>> names_tensor("from stage 1: max, f.py:3 (2)", "max", "f.py:3")
     True
@@ -237,7 +237,7 @@ def places_of(joined: Mapping[str, Any]) -> list[int]:
 
 
 def sends_by_ends(sends: Sequence[Sequence[Collective]], first: int) -> dict[tuple[int, int], list[int]]:
-    """The rows of what goes from one placement to another, by both.
+    """The rows of transfers, by the two placements.
 
     Arguments:
       first: the first of these rows.
@@ -255,11 +255,11 @@ def timeline_data(
     places: Sequence[int] = (),
     rows: Mapping[tuple[int, int], list[int]] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """A timeline as it is drawn: lanes with their spans, and what each rank holds of micro-batches.
+    """A timeline as it is drawn: lanes with their spans, and the bytes of micro-batches on each rank.
 
     Arguments:
       places: the groups of placements.
-      rows: of what is sent, by the two placements.
+      rows: of transfers, by the two placements.
     """
     start = float(timeline.start)
     place = [s.place for s in stages]
@@ -290,7 +290,7 @@ def timeline_data(
 def _held(
     spans: Sequence[Span], stages: Sequence[StageFigures], start: float
 ) -> Iterator[tuple[float, float]]:
-    """What micro-batches hold on a rank over time: when it changes, and the bytes from then on."""
+    """The bytes of micro-batches on a rank over time: (time of a change, bytes from then on)."""
     own = Footprint(tuple(s.residual_bytes for s in stages), tuple(s.for_weights_bytes for s in stages))
     changes = [(float(s.start), own.before(s.action)) for s in spans]
     changes += [(float(s.end), -own.after(s.action)) for s in spans]

@@ -1,4 +1,4 @@
-"""Which line of one plan's program is which of another's: the user has edited the file in between."""
+"""Matches the user's lines of two plans, between which the user has edited the file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Lines = Mapping[str, Mapping[str, Any]]
 
 
 def lines_of(plan: PlanData) -> Lines:
-    """The user's lines that a plan speaks of."""
+    """The user's lines in a plan."""
     if plan.stages:
         return {where: line for p in plan.stages for where, line in lines_of(p).items()}
     if plan.physical is None:
@@ -59,7 +59,7 @@ def _place(where: str) -> tuple[str, int]:
 
 
 def _text(lines: Lines, where: str) -> str:
-    """A line without what is around it; "" for none."""
+    """A line without white space around it; "" for none."""
     line = lines[where]
     at = _place(where)[1] - line["first"]
     return str(line["text"][at]).strip() if 0 <= at < len(line["text"]) else ""

@@ -1,4 +1,4 @@
-"""What the page of a plan is given of a divided step: columns beside the estimated ones, and a timeline."""
+"""A measured step as data of the page of a plan: columns beside the estimated ones, and a timeline."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sbp.passes.render.timeline_data import LANES, SPAN, part_of
 
 
 def row_times(merged: Sequence[Collective], step: MeasuredStep) -> dict[str, list[Any]]:
-    """Further columns of the table of collectives."""
+    """More columns for the table of collectives."""
     found = [step.of(c) for c in merged]
     return {
         "measured": [m.seconds for m in found],
@@ -33,7 +33,7 @@ def row_times(merged: Sequence[Collective], step: MeasuredStep) -> dict[str, lis
 
 
 def group_seconds(outline: Outline, step: MeasuredStep) -> list[float]:
-    """The kernels of each group, those inside it counted."""
+    """The kernels of each group, with those inside it."""
     found = [0.0] * len(outline.groups)
     for (own, _), seconds in zip(numbered(outline.program["steps"]), step.step_seconds, strict=True):
         if id(own) in outline.leaf:
@@ -70,16 +70,16 @@ SENT_APART = "what a stage sends is measured as one: Actions has it, SF and SB"
 
 
 def sent_apart(rows: int) -> dict[str, list[Any]]:
-    """The columns of `row_times` for what goes from one placement to another."""
+    """The columns of `row_times` for transfers between placements."""
     values: dict[str, Any] = {"measured": None, "alone": 0.0, "waited": 0.0, "remark": SENT_APART}
     return {name: [value] * rows for name, value in values.items()}
 
 
 def places_data(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The steps of all placements as one: their parts added up, of a total that is as many steps.
+    """The steps of all placements as one: their parts added up, in a total of as many steps.
 
     Arguments:
-      parts: what the page is given of each placement, `beside` among it.
+      parts: the data of each placement's page, with `beside`.
     """
     each: list[dict[str, Any]] = [p["beside"] for p in parts]
 
@@ -105,11 +105,11 @@ def measured_timeline(
     every: Mapping[str, Collective],
     row_of: Mapping[str, int],
 ) -> dict[str, Any] | None:
-    """What ran when on the first device; None where that was not noted.
+    """The timeline of the first device; None if there is none.
 
     Arguments:
       every: the collectives of the plan, by name.
-      row_of: the row that is shown for each.
+      row_of: the visible row of each.
     """
     if not step.spans:
         return None
@@ -131,7 +131,7 @@ def measured_timeline(
 
 
 def _part(span: MeasuredSpan, steps: Sequence[Mapping[str, Any]], outline: Outline) -> tuple[str, str, int]:
-    """The phase of a kernel, and the part of the program that it is of, with its group; 0 for none."""
+    """The phase of a kernel, and its part of the program with its group; 0 for none."""
     leaf = outline.leaf.get(id(steps[span.step])) if 0 <= span.step < len(steps) else None
     return ("kernel", span.label or MADE_BY_XLA, 0) if leaf is None else part_of(outline, leaf)
 
@@ -149,7 +149,7 @@ def _sent(span: MeasuredSpan, every: Mapping[str, Collective], row_of: Mapping[s
 
 
 def _touching(spans: Iterator[MeasuredSpan], gap: float) -> Iterator[tuple[float, float]]:
-    """Spans, those with no more than a gap between them as one.
+    """Spans, joined where no more than a gap lies between them.
 
     >>> spans = [MeasuredSpan(0.0, 1.0, 0), MeasuredSpan(1.1, 2.0, 0), MeasuredSpan(3.0, 4.0, 0)]
     >>> list(_touching(iter(spans), 0.5))

@@ -1,4 +1,4 @@
-"""A divided step as text: its parts, its collectives and its lines, each beside the estimate."""
+"""A measured step as text: its parts, its collectives and its lines, each beside the estimate."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Cells: TypeAlias = tuple[str, ...]
 def measured_text(
     plan: PlanData, step: MeasuredStep, width: int = WIDTH, estimated: float | None = None
 ) -> str:
-    """The tables of a divided step.
+    """The tables of a measured step.
 
     Arguments:
       width: columns of a line.
-      estimated: the whole step, seconds, where the plan is that of one placement of several.
+      estimated: the whole step, seconds, if the plan is that of one placement of several.
     """
     parts = [["", *columns(part_rows(plan, step, estimated))]]
     if plan.collectives:
@@ -44,7 +44,7 @@ def measured_text(
 
 
 def ratio_text(seconds: float | None, estimated: float | None) -> str:
-    """How many times the estimate something took; nothing of an estimate that only says "next to nothing".
+    """The ratio of a measured time to its estimate; "" if there is no time, or the estimate is near zero.
 
     >>> ratio_text(0.002, 0.001), ratio_text(0.001, 0.0), ratio_text(None, 1.0)
     ('2.00', '', '')
@@ -55,7 +55,7 @@ def ratio_text(seconds: float | None, estimated: float | None) -> str:
 
 
 def part_rows(plan: PlanData, step: MeasuredStep, estimated: float | None = None) -> list[Cells]:
-    """Kernels, collectives, waiting, and what nobody claims, which add up to the step; as `measured_text`."""
+    """Kernels, collectives, waiting and the rest, which add up to the step; see `measured_text`."""
     program = program_data(plan) if plan.program is None else plan.program
     kernels = None if program is None else kernels_estimate(program)
     parts: list[tuple[str, float, float | None]] = [
@@ -75,7 +75,7 @@ def part_rows(plan: PlanData, step: MeasuredStep, estimated: float | None = None
 
 
 def collective_rows(plan: PlanData, step: MeasuredStep) -> list[Cells]:
-    """Headings, and a line per row of the plan that has a time, those that took longest first."""
+    """Headings, and a line per row of the plan that has a time, the longest first."""
     found = [(c, step.of(c)) for c, _ in plan.merged()]
     found.sort(key=lambda x: -(x[1].seconds or 0.0))
     rows: list[Cells] = [("collective", "tensor", "line", "x", step.word, "share", "estimated", "ratio")]
@@ -115,7 +115,7 @@ def _share(seconds: float, step: MeasuredStep) -> str:
 
 
 def _rest(rows: Sequence[Cells], step: MeasuredStep) -> list[str]:
-    """What is said of the rows that are not shown."""
+    """A line on the rows that are not shown."""
     left = len(rows) - 1 - ROWS
     sent = seconds_text(sum(c.seconds or 0.0 for c in step.collectives))
     return [f"  and {left} smaller; all together {sent}"] if left > 0 else []
@@ -128,7 +128,7 @@ def _smaller(plan: PlanData, step: MeasuredStep) -> list[str]:
 
 
 def _narrowed(rows: Sequence[Cells], width: int) -> list[Cells]:
-    """The same with tensors cut so that lines are no wider than the terminal, or without them."""
+    """The same rows with shorter names of tensors, or without them, so that lines fit the terminal."""
     if "tensor" not in rows[0]:
         return list(rows)
     at = rows[0].index("tensor")

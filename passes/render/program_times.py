@@ -1,4 +1,4 @@
-"""When what runs in a step of a program, as JSON has it: kernels and what is sent, and trips of loops."""
+"""The times of a step as JSON has them: spans of kernels, of collectives, and of one trip of each loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sbp.passes.physical.program import Border, Box, Compute, Step
 
 @dataclass(frozen=True)
 class StepClock:
-    """When what runs.
+    """The times of the steps of a program.
 
     Arguments:
       rows: of steps that send, by id, their rows in the plan.
@@ -23,7 +23,7 @@ class StepClock:
     rows: Mapping[int, Sequence[int]]
 
     def step(self) -> dict[str, Any]:
-        """The whole step: spans `[start, end, step]` of kernels, `[start, end, rows]` of what is sent."""
+        """The whole step: spans `[start, end, step]` of kernels, `[start, end, rows]` of collectives."""
         if self.takes.timeline is None:
             return self._one_by_one(self.takes.physical.steps)
         order, noted = self.takes.timeline
@@ -39,7 +39,7 @@ class StepClock:
         return {"kernels": kernels, "sent": sent}
 
     def trips(self, loop: Border) -> list[dict[str, Any]]:
-        """One trip through each body of a loop or a branch; steps are numbered as those of the body."""
+        """One trip through each body of a loop or a branch; steps have the numbers of the body."""
         if self.takes.network.hardware.platform not in OVERLAPPING:
             found = [self._one_by_one(steps) for steps in loop.bodies]
         else:
@@ -61,7 +61,7 @@ class StepClock:
         return {"kernels": kernels, "sent": sent}
 
     def _one_by_one(self, steps: Sequence[Step]) -> dict[str, Any]:
-        """Steps one after the other, each sending when it has computed."""
+        """Steps one after the other; each sends after it has computed."""
         kernels, sent, now = list[list[Any]](), list[list[Any]](), 0.0
         for i, step in enumerate(steps):
             for rows, seconds in self._parts(step):
@@ -71,7 +71,7 @@ class StepClock:
         return {"kernels": kernels, "sent": sent}
 
     def _parts(self, step: Step) -> Iterator[tuple[list[int], float]]:
-        """What a step takes, what it sends apart: its rows, and seconds."""
+        """The seconds of a step, and of what it sends, with its rows."""
         rows, whole = self._rows_of([step]), self.takes.together_seconds(step)
         if isinstance(step, Compute) and rows:
             communication = [seconds for _, seconds in self.takes.communication_times(step)]

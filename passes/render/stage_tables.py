@@ -56,7 +56,7 @@ def stage_rows(plan: PlanData) -> list[tuple[str, ...]]:
 
 
 def send_rows(plan: PlanData) -> list[tuple[str, ...]]:
-    """The table of what is sent, with its headings; what is below 1 kB and a tenth of the largest as one."""
+    """The table of transfers, with its headings; those below 1 kB and a tenth of the largest are one row."""
     sends = merged_sends(plan)
     largest = max((c.wire_bytes for c in sends), default=0.0)
     small = [c for c in sends if c.wire_bytes < min(SMALL, largest / 10)]
@@ -83,12 +83,12 @@ def send_rows(plan: PlanData) -> list[tuple[str, ...]]:
 
 
 def merged_sends(plan: PlanData) -> list[Collective]:
-    """What is sent, equal tensors of one line as one."""
+    """The transfers, equal tensors of one line as one."""
     return [together(same) for same in alike_sends(plan)]
 
 
 def alike_sends(plan: PlanData) -> list[list[Collective]]:
-    """What is sent, equal tensors of one line together."""
+    """The transfers, equal tensors of one line together."""
     rows: dict[object, list[Collective]] = {}
     for c in plan.sends:
         key = without_indices(c.tensor), c.shape, c.dtype, c.axes, c.before, c.after, c.source
@@ -117,14 +117,14 @@ def columns(rows: Sequence[Sequence[str]], most: int | None = None) -> list[str]
 
 
 def place_heading(plan: PlanData, place: int) -> str:
-    """A placement and the stages that live there."""
+    """A placement, and its stages."""
     stages = [str(i) for i, s in enumerate(plan.figures) if s.place == place]
     lives = f", stage{'s' * (len(stages) > 1)} {' and '.join(stages)}" if stages else ""
     return f"placement {place}: {plan.stages[place].placement}{lives}"
 
 
 def own_signatures(plan: PlanData) -> PlanData:
-    """A placement's plan with the program's arguments and results only; the rest is among the sends."""
+    """A placement's plan with the program's arguments and results only, without transfers."""
     ins = [(p, nd) for p, nd in zip(plan.in_paths, plan.in_sbp, strict=True) if not p.startswith("from ")]
     outs = [(p, nd) for p, nd in zip(plan.out_paths, plan.out_sbp, strict=True) if not p.startswith("to ")]
     return replace(

@@ -1,4 +1,4 @@
-"""What a command prints: as wide as the terminal, in its colours, and in letters that it has."""
+"""Prints to a terminal: in its width, its colours, and its encoding."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from sbp.passes.render.width import fitted, terminal_width
 
 
 def print_fitted(text: str) -> None:
-    """Prints what fits the terminal; where there are colours kinds of collectives have their own, and what a
-    reader must see first is red."""
+    """Prints a text fitted to the terminal.
+
+    Where it has colours, each kind of collective has its own, and warnings are red.
+    """
     from rich.console import Console
     from rich.text import Text
 
