@@ -1,4 +1,4 @@
-"""What a declared collective may say: its kind, its bytes, and the one place in its reason."""
+"""Checks what a rule declares of a collective: its kind, its bytes, and the place in its reason."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def unknown_places(reason: str) -> tuple[str, ...]:
 
 
 def reason_problem(where: str, reason: str) -> Iterator[Problem]:
-    """What is wrong with the places of a reason, if anything."""
+    """The problem of the places of a reason, if there is one."""
     if unknown := unknown_places(reason):
         why = f"nothing fills in {' and '.join(unknown)}: a plan knows the names of the axes alone"
         fix = "write numbers into the text (an f-string with {{axes}}), and braces of its own twice"
@@ -35,7 +35,7 @@ def reason_problem(where: str, reason: str) -> Iterator[Problem]:
 
 
 def communication_problems(kind: str, wire_bytes: float, reason: str) -> Iterator[Problem]:
-    """What is wrong with a `Communication`; arguments as of it."""
+    """The problems of a `Communication`, by its fields."""
     if kind not in COLLECTIVES:
         legal, why = ", ".join(COLLECTIVES), "the plan lists it among the collectives of these kinds"
         plain = str(kind).lower().replace("-", "").replace("_", "")

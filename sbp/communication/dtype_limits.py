@@ -1,4 +1,4 @@
-"""What dtypes can hold, and what a reduction ignores: the numbers that padding is filled with."""
+"""The limits of dtypes, and the identities of reductions, which fill padding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sbp.compat.untyped import DType, finfo, iinfo
 
 
 def identity_of(op: str, dtype: DType) -> NDArray[Any]:
-    """The element that a reduction ignores.
+    """The identity of a reduction.
 
     >>> float(identity_of("max", np.dtype("float32")))
     -inf

@@ -1,4 +1,4 @@
-"""A batch of keys from which the room of a sparse exchange (docs/communication.md) is planned."""
+"""Batches of keys from which the capacity of a sparse exchange (docs/communication.md) is planned."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class KeySample:
     """The ids of one lookup in one batch, as host integers; equal to nothing but itself.
 
     Arguments:
-      again: whether the batch takes the place of an earlier one that others were not like.
+      again: whether the batch replaces an earlier one that others were not like.
     """
 
     ids: NDArray[Any]
@@ -43,11 +43,12 @@ class KeySample:
 def with_planned_capacity(
     exchange: Exchange, samples: tuple[KeySample, ...], layouts: Sequence[Layout]
 ) -> Exchange:
-    """The exchange with room for its samples and a little more, unless it was given one.
+    """The exchange with a capacity for its samples and a little more, unless the user gave it one.
 
-    Buckets of other batches differ by about the root of their size; a round more costs a message. A batch
-    that asks no owner for two rows, as one of zeros does, says nothing of the next: the room is that of a
-    exchange without samples, more than an even share. So it is at least where batches have been misleading.
+    The buckets of other batches differ by about the root of their size; one more round costs a message. A
+    batch that asks no owner for two rows, such as one of zeros, says nothing about the next: the capacity is
+    then that of an exchange without samples, more than an even share. The same holds as a minimum where
+    batches have been misleading.
     """
     if exchange.capacity is not None or not samples:
         return exchange
@@ -66,8 +67,8 @@ def fullest_bucket(exchange: Exchange, samples: tuple[KeySample, ...], layouts: 
     """The most keys that any device sends to one owner, with these batches; at least 1.
 
     Arguments:
-      exchange: where the keys travel; its own capacity is not looked at.
-      samples, layouts: of each lookup, its ids and how they lie.
+      exchange: where the keys travel; its own capacity does not count.
+      samples, layouts: of each lookup, its ids and their layout.
     """
     hierarchy = exchange.rows.hierarchy
     held = {

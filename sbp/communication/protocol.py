@@ -25,21 +25,21 @@ from sbp.layout import Layout, chunk_sizes
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """A collective inside the body of an op, beyond what its operands' and results' signatures say.
+    """A collective inside the body of an op, beyond those that the signatures of operands and results imply.
 
     Arguments:
       kind: one of `COLLECTIVES`: "permute" for a halo, "all_gather" for a carry.
       axes: the placement axes that take part, outer to inner.
-      wire_bytes: what one device sends.
-      operand: the operand that it is about.
+      wire_bytes: the bytes that one device sends.
+      operand: the operand that is sent.
       reason: one sentence; `{axes}` stands for their names.
-      sent: what of the operand's shards is sent, if that is all there is to it: ops that send the same share
-        one collective. None if the op has computed what it sends.
-      result: the result that it is for, if for one alone: where nobody uses that, nothing is sent. None if
-        it is always sent.
+      sent: a key of the part of the operand's shards that is sent: ops that send the same part share one
+        collective. None if the op computes what it sends.
+      result: the only result that needs it: if nobody uses that, nothing is sent. None if it is always sent.
 
     Raises:
-      RuleError: if the kind is none, the bytes are negative, or the reason has another place than `{axes}`.
+      RuleError: if the kind is unknown, the bytes are negative, or the reason has another place than
+        `{axes}`.
     """
 
     kind: str
@@ -60,12 +60,12 @@ class Local:
 
     Arguments:
       primitive, params: the op, its parameters with logical shapes.
-      operands, results: where each lies.
+      operands, results: the layout of each.
       coords: this device's traced position along each placement axis.
-      names: the placement axes' names, for bodies that talk to other devices.
+      names: the placement axes' names, for bodies that send.
       dtypes: of the operands.
-      reports: where bodies leave what they have counted; None if nobody asks.
-      said: where it is noted which collectives the body runs: kind and axes; None if nobody asks.
+      reports: collects the counts of bodies; None if nobody asks.
+      said: collects the collectives that the body runs, as kind and axes; None if nobody asks.
     """
 
     primitive: core.Primitive
@@ -83,12 +83,12 @@ class Local:
         return core.bind(self.primitive, args, {**self.params, **changed})
 
     def report(self, counts: PyTree) -> None:
-        """Leaves some numbers of this device for whoever asks."""
+        """Reports some numbers of this device to the collector of counts."""
         if self.reports is not None:
             self.reports.append(counts)
 
     def _says(self, kind: str, axes: Sequence[int]) -> None:
-        """Notes a collective, for the comparison with what the rule declares."""
+        """Notes a collective, for the comparison with the declarations of the rule."""
         if self.said is not None:
             self.said.append((kind, tuple(axes)))
 
@@ -100,7 +100,7 @@ class Local:
         return sum(parts, start=np.int32(0))
 
     def length(self, layout: Layout, dim: int) -> Position:
-        """How many rows of this shard are real along `dim`, an int32 scalar."""
+        """The number of real rows of this shard along `dim`, an int32 scalar."""
         size: Position = np.int32(layout.shape[dim])
         axes = layout.axes(dim)
         for axis, c in zip(axes, chunk_sizes(layout.shape[dim], axes, layout.hierarchy), strict=True):
@@ -127,7 +127,7 @@ class Local:
         return out
 
     def group(self, axes: Sequence[int]) -> int:
-        """How many devices `axes` have together."""
+        """The number of devices along `axes` together."""
         return math.prod(self.operands[0].hierarchy[a] for a in axes)
 
     def rank(self, axes: Sequence[int]) -> Position:
@@ -166,7 +166,7 @@ class Local:
         return all_to_all(x, self.names[axis], split_axis=0, concat_axis=0, tiled=True)
 
     def total(self, x: jax.Array, axes: Sequence[int]) -> jax.Array:
-        """The sum of what the devices along `axes` have."""
+        """The sum over the devices along `axes`."""
         self._says("all_reduce", axes)
         return psum(x, tuple(self.names[a] for a in axes))
 

@@ -13,12 +13,12 @@ from sbp.communication.extents import Extent, coordinates_along
 
 @dataclass(frozen=True, slots=True)
 class SideRun:
-    """Rows that stand one after the other on the line and on a device.
+    """Consecutive rows, on the line and on a device.
 
     Arguments:
-      start: the first one's place on the line.
+      start: the place of the first one on the line.
       rows: how many.
-      at: the first one's place among the device's rows.
+      at: the place of the first one among the device's rows.
     """
 
     start: int
@@ -28,14 +28,14 @@ class SideRun:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One operand or result: what each device holds or needs of the line.
+    """One operand or result: the part of the line that each device holds or needs.
 
     Arguments:
       extent: the dim.
       runs: per device along the axes that split it.
-      height: the rows of one shard, as the exchange sees it.
-      partial: of a result: the axes along which it is a sum; a device takes only what its own place along
-        them has, and zeros stand for the rest.
+      height: the rows of one shard in the exchange.
+      partial: of a result: the axes along which it is a sum; a device takes only the rows of its own place
+        along them, and zeros stand for the rest.
     """
 
     extent: Extent
@@ -45,7 +45,7 @@ class Side:
 
 
 def held(base: Extent, start: int = 0, step: int = 1) -> Side:
-    """An operand of which every `step`-th row is on the line, its row `start` first (it may lie outside).
+    """An operand of which every `step`-th row is on the line, from row `start` on (it may lie outside).
 
     With `step` > 1 a device's shard is first cut down by `keep_every`.
     """
@@ -65,7 +65,7 @@ def needed(out: Extent, start: int = 0, partial: tuple[int, ...] = ()) -> Side:
 
 
 def held_reversed(base: Extent) -> Side:
-    """An operand whose last row comes first; a device's shard is turned first, padding included."""
+    """An operand whose last row comes first; a device first reverses its shard, padding included."""
     runs = []
     for at in coordinates_along(base.axes, base.hierarchy):
         first, valid = base.offset(at), base.valid(at)

@@ -1,4 +1,4 @@
-"""JAX's persistent compilation cache, and compiled programs as bytes: what JAX keeps for itself of them."""
+"""JAX's persistent compilation cache, and compiled programs as bytes: internals of JAX."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from sbp.compat.untyped import JaxDevice, TreeDef
 
 
 class CompiledFiles(Protocol):
-    """Where compiled programs are kept for the next process."""
+    """A store of compiled programs for the next process."""
 
     def get(self, key: str) -> bytes | None:
-        """What was put under a key."""
+        """The bytes of a key."""
 
     def put(self, key: str, value: bytes) -> None:
-        """Keeps something under a key."""
+        """Stores the bytes of a key."""
 
 
 @dataclass
 class Watched:
-    """What JAX asks its cache for while something is compiled.
+    """The requests of JAX to its cache during a compilation.
 
     Arguments:
-      files: where it is kept; None if nothing is.
-      hits: what was found, as JAX has it: compressed.
-      missed: keys of what was not found.
+      files: the store; None for none.
+      hits: what was found, compressed as JAX has it.
+      missed: keys that were not found.
     """
 
     files: CompiledFiles | None
@@ -43,7 +43,7 @@ class Watched:
     missed: list[str] = field(default_factory=list)
 
     def get(self, key: str) -> bytes | None:
-        """What JAX asks for."""
+        """A request of JAX."""
         found = None if self.files is None else self.files.get(key)
         if found is None:
             self.missed.append(key)
@@ -52,12 +52,12 @@ class Watched:
         return found
 
     def put(self, key: str, value: bytes) -> None:
-        """What JAX has compiled; of several processes, the first one alone."""
+        """A program that JAX has compiled; of several processes, only the first one calls this."""
         if self.files is not None:
             self.files.put(key, value)
 
     def keep(self, compiled: jax.stages.Compiled) -> None:
-        """Keeps the program that was compiled last, inside the context: JAX writes those of process 0 only.
+        """Stores the program that was compiled last, inside the context: JAX stores only those of process 0.
 
         Others may have keys of their own (those of CPUs do), or a folder of their own.
         """
@@ -69,8 +69,11 @@ class Watched:
 
     @property
     def found(self) -> bytes | None:
-        """The program that was found last, as XLA has serialised it. XLA cannot do so again with a program
-        that was loaded: on a CPU its functions are missing then (jaxlib 0.10 to 0.12)."""
+        """The program that was found last, as XLA has serialised it.
+
+        XLA cannot serialise a loaded program again: on a CPU its functions are missing then (jaxlib 0.10 to
+        0.12).
+        """
         if not self.hits:
             return None
         plain: Any = compilation_cache.extract_executable_and_time(
@@ -85,7 +88,7 @@ class Watched:
 
 
 class Installed:
-    """What JAX has for its cache while somebody compiles here: each thread has its own files behind it.
+    """The object that JAX has as its cache while we compile; each thread has its own files behind it.
 
     JAX has one cache for all threads, and nobody may hold a lock while something is compiled, or run.
     """
@@ -98,22 +101,22 @@ class Installed:
 
     @property
     def files(self) -> CompiledFiles | None:
-        """Those of this thread, else what JAX had."""
+        """The files of this thread, else JAX's own."""
         found: CompiledFiles | None = getattr(self.own, "files", self.before)
         return found
 
     def get(self, key: str) -> bytes | None:
-        """What JAX asks for."""
+        """A request of JAX."""
         return None if self.files is None else self.files.get(key)
 
     def put(self, key: str, value: bytes) -> None:
-        """What JAX has compiled."""
+        """A program that JAX has compiled."""
         if self.files is not None:
             self.files.put(key, value)
 
     @contextlib.contextmanager
     def used(self, files: CompiledFiles) -> Iterator[None]:
-        """A context in which this thread has some files."""
+        """A context in which this thread uses some files."""
         module: Any = compilation_cache
         with self.lock:
             if self.count == 0:
@@ -135,15 +138,15 @@ _INSTALLED = Installed()
 
 @contextlib.contextmanager
 def watched(files: CompiledFiles | None, path: str, keeps_own: bool = True) -> Iterator[Watched]:
-    """A context in which JAX keeps what it compiles in some files, whatever time that takes.
+    """A context in which JAX stores compiled programs in some files, however quickly they compile.
 
     The user's own setting (`jax_compilation_cache_dir`) goes first, and `jax_enable_compilation_cache` is
     respected.
 
     Arguments:
-      files: None to keep nothing.
-      path: of their folder, in which XLA:GPU also keeps what it has timed.
-      keeps_own: whether it does, and finds what is there.
+      files: None to store nothing.
+      path: of their folder, in which XLA:GPU also keeps its autotuning results.
+      keeps_own: whether it does, and finds them there.
     """
     settings: Any = config
     module: Any = compilation_cache
@@ -169,7 +172,7 @@ class SerialProgram:
     """A compiled program as bytes.
 
     Arguments:
-      data: JAX's pickle of it: code, to be loaded from where one trusts only.
+      data: JAX's pickle of it. It is code: load it only from a trusted place.
       in_tree, out_tree: of its arguments, and of its results.
       devices: ids of those that it was compiled for, in the order of the mesh.
     """
@@ -186,8 +189,8 @@ def serialised(
     """A compiled program as bytes; None if the backend cannot save it.
 
     Arguments:
-      devices: that it was compiled for, in the order of the mesh.
-      found: XLA's own bytes of it, if it was not compiled but found in the cache.
+      devices: those that it was compiled for, in the order of the mesh.
+      found: XLA's own bytes of it, if it was found in the cache.
     """
     pickler: Any = saving._JaxPjrtPickler  # type: ignore[attr-defined, unused-ignore]
 
@@ -210,7 +213,7 @@ def serialised(
 
 
 def loaded(program: SerialProgram, devices: Sequence[JaxDevice]) -> jax.stages.Compiled:
-    """A program from its bytes, on other devices than it was compiled for or on the same, without compiling.
+    """A program from its bytes, on the devices that it was compiled for or on others, without compiling.
 
     Arguments:
       devices: in the order of the mesh.

@@ -1,6 +1,6 @@
-"""Every touch of a JAX internal, and every difference between the supported JAX lines, in one place.
+"""Internals of JAX's core: source lines, jaxprs, primitives; and the differences between JAX versions.
 
-`compat/ops` has what is needed to write an op in other ops.
+`compat/ops` has the internals that write an op in other ops.
 """
 
 from __future__ import annotations
@@ -126,11 +126,11 @@ def scope_of(source_info: SourceInfo) -> str:
 
 
 def inside(outer: SourceInfo | None, source_info: SourceInfo, own_frames: bool) -> SourceInfo:
-    """The source info of an equation of an inlined call: names behind those of the call.
+    """The source info of an equation of an inlined call: its names behind those of the call.
 
     Arguments:
       outer: the source info of the call; None for none.
-      own_frames: whether the equation's Python frames are kept; else it has those of the call.
+      own_frames: whether the equation keeps its Python frames; else it gets those of the call.
     """
     if outer is None:
         return source_info
@@ -139,19 +139,19 @@ def inside(outer: SourceInfo | None, source_info: SourceInfo, own_frames: bool) 
 
 
 def inside_call(outer: SourceInfo | None, eqn: JaxprEqn) -> SourceInfo | None:
-    """The source info of a call whose body is inlined, named as JAX names what is inside; None stays None."""
+    """The source info of an inlined call, with JAX's name for the inside; None stays None."""
     name = eqn.primitive.name
     called = f"jit({eqn.params['name']})" if name in ("jit", "pjit") else _CALLED.get(name)
     return outer.replace(name_stack=outer.name_stack.extend(called)) if called and outer else outer
 
 
 def inside_loop(outer: SourceInfo | None) -> SourceInfo | None:
-    """The source info of a loop or a branch, for what is inside: there, names start anew."""
+    """The source info of a loop or a branch, for its inside: there, names start anew."""
     return outer and outer.replace(name_stack=source_info_util.new_name_stack())
 
 
 def definition(fn: Callable[..., PyTree]) -> SourceInfo | None:
-    """The source info of the line where a function is defined; None where there is no such line."""
+    """The source info of the line where a function is defined; None if there is none."""
     found: Any = inspect.unwrap(fn)
     while isinstance(found, functools.partial):
         found = inspect.unwrap(found.func)
@@ -173,7 +173,7 @@ _line = _make_context("")
 
 @contextlib.contextmanager
 def marked(source_info: SourceInfo | None, scope: str = "") -> Iterator[None]:
-    """A context in which what is traced has the frames and names of an equation, and those of a scope."""
+    """A context that gives traced ops the frames and names of an equation, and a scope."""
     names, frames, line = source_info_util.current_name_stack(), None, ""
     if source_info is not None:
         names, frames = names + source_info.name_stack, source_info.traceback
@@ -184,7 +184,7 @@ def marked(source_info: SourceInfo | None, scope: str = "") -> Iterator[None]:
 
 
 def operands_of(eqn: JaxprEqn) -> list[Aval]:
-    """Shapes and types of an equation's operands, without the shardings that a user's mesh gives to types."""
+    """Shapes and dtypes of an equation's operands, without the shardings of a user's mesh."""
     return [
         jax.core.ShapedArray(a.shape, a.dtype, a.weak_type) if type(a) is jax.core.ShapedArray else a
         for a in (v.aval for v in eqn.invars)
@@ -198,13 +198,13 @@ def sub_jaxpr(params: dict[str, Any], key: str) -> tuple[Jaxpr, Sequence[ArrayLi
 
 
 def without_unused(closed: ClosedJaxpr) -> tuple[Jaxpr, Sequence[ArrayLike]]:
-    """The jaxpr of a function without what its results do not need, inside loops too, and its constants."""
+    """The jaxpr of a function without unused ops, inside loops too; and its constants."""
     kept, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
     return kept, closed.consts
 
 
 def target_of(primitive: str, params: Mapping[str, Any]) -> str:
-    """Which kernel or function a call is of, where that is known; "" for any other primitive."""
+    """The kernel or function that a call calls, if it is known; "" for any other primitive."""
     if primitive == "pallas_call":
         named = params.get("name") or getattr(params.get("name_and_src_info"), "name", "")
         return str(named or "")
@@ -219,13 +219,13 @@ def target_of(primitive: str, params: Mapping[str, Any]) -> str:
 
 
 def custom_call(fn: Callable[..., PyTree]) -> str | None:
-    """The op that a call of a `custom_vjp` or `custom_jvp` function is, or None for anything else."""
+    """The op of a call of a `custom_vjp` or `custom_jvp` function; None for anything else."""
     primitive = CUSTOM.get(type(fn))
     return f"{primitive}[{api_util.fun_sourceinfo(fn)}]" if primitive else None
 
 
 def is_call_of(fn: Callable[..., PyTree], eqn: JaxprEqn) -> bool:
-    """Whether an equation computes what `fn` does: functions of one line may close over different things."""
+    """Whether an equation calls `fn`: functions of one line may close over different values."""
     if eqn.params.get("num_consts"):
         return False
     again = jax.make_jaxpr(fn)(*operands_of(eqn)).jaxpr.eqns
@@ -246,7 +246,7 @@ def shard_map_specs(params: Mapping[str, Any]) -> tuple[Jaxpr, dict[str, int], l
 
 
 def scan_counts(params: Mapping[str, Any], n_operands: int) -> tuple[int, int]:
-    """How many operands of a scan are constants, and how many are carried; the rest are scanned."""
+    """The number of constants, and of carried operands, of a scan; the rest are scanned."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].update(range(n_operands)).unpack()  # jax 0.12
@@ -263,20 +263,20 @@ def bind(primitive: Bindable, args: Sequence[ArrayLike], params: dict[str, Any])
 
 @cache
 def _extremum_params() -> dict[str, Any]:
-    """What `lax.reduce_max` says besides axes; jax 0.12 misses it in `shard_map` where a program did not."""
+    """The parameters of `lax.reduce_max` besides axes; jax 0.12 misses one in `shard_map`."""
     eqn = jax.make_jaxpr(lambda x: jax.lax.reduce_max(x, (0,)))(np.zeros(1, np.float32)).eqns[0]
     return {k: v for k, v in eqn.params.items() if k != "axes"}
 
 
 def is_ordered(params: Mapping[str, Any]) -> bool:
-    """Whether an op with these parameters has an effect that must keep its place among others of its kind."""
+    """Whether an op with these parameters has an ordered effect."""
     effect = params.get("effect")
     ordered = effect is not None and effects.ordered_effects.contains(effect)
     return bool(ordered or params.get("ordered"))
 
 
 def trace_context() -> tuple[Hashable, ...]:
-    """All settings that a trace depends on, as `jax.jit` keys its own; and the kind of new random keys."""
+    """All settings that a trace depends on, as in the keys of `jax.jit`; and the kind of new random keys."""
     return (*config.trace_context(), setting("jax_default_prng_impl"))
 
 
@@ -306,7 +306,7 @@ def make_primitive(
 
 
 def make_op(name: str, fun: Callable[..., Sequence[jax.Array]]) -> Bindable:
-    """A primitive that gives the list of results that `fun` gives; parameters are keywords.
+    """A primitive with the results of `fun`, a list; parameters are keywords.
 
     It has no derivative and no batching rule: passes make such ops after JAX's transformations.
     """
@@ -325,9 +325,9 @@ def make_op(name: str, fun: Callable[..., Sequence[jax.Array]]) -> Bindable:
 
 
 def holds_function(param: Any) -> bool:
-    """Whether a parameter of an equation holds a function: a jaxpr, or something that can be called.
+    """Whether a parameter of an equation holds a function: a jaxpr, or a callable.
 
-    Named tuples hold what JAX says of dims, or of a kind of random key; types say which dtype is meant.
+    Named tuples describe dims, or a kind of random key; types name a dtype.
     """
     if type(param) in (tuple, list):
         return any(map(holds_function, param))
@@ -353,12 +353,12 @@ def itemsize(dtype: DType) -> float:
 
 
 def _implementation(key_dtype: Any) -> Any:
-    """How JAX makes keys of a dtype."""
+    """The implementation of keys of a dtype."""
     return key_dtype._impl
 
 
 def zeros(shape: tuple[int, ...], dtype: DType) -> jax.Array:
-    """An array of zeros; of keys, whose words are zeros."""
+    """An array of zeros; of keys, with words of zeros."""
     if not is_key(dtype):
         return jax.numpy.zeros(shape, dtype)
     impl = _implementation(dtype)

@@ -1,4 +1,4 @@
-"""What errors of JAX, XLA, gloo and TensorStore mean, which only their texts say."""
+"""The meaning of errors of JAX, XLA, gloo and TensorStore, which only their texts have."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ _LOST = re.compile(
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """Whether a device, or XLA's compiler, found too little memory."""
+    """Whether a device, or XLA's compiler, ran out of memory."""
     return EXHAUSTED in str(error)
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether a disk had no room for what was written."""
+    """Whether a disk was full."""
     return any(word in str(error) for word in _FULL)
 
 
 def is_deleted(error: BaseException) -> bool:
-    """Whether an argument has no memory any more: it was donated, or deleted."""
+    """Whether an argument was donated or deleted."""
     return "deleted" in str(error) or "donated" in str(error)
 
 
 def is_deadline(error: BaseException) -> bool:
-    """Whether something had not come in time."""
+    """Whether a wait has timed out."""
     return "DEADLINE_EXCEEDED" in str(error)
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether orbax could not read files since they are not what was written, and not for another reason."""
+    """Whether orbax could not read files because they are damaged."""
     if isinstance(error, OSError) or any(word in str(error) for word in _NO_DAMAGE):
         return isinstance(error, FileNotFoundError)
     return isinstance(error, ValueError | KeyError | TypeError) or "DATA_LOSS" in str(error)
 
 
 def is_of_runtime(error: BaseException) -> bool:
-    """Whether the runtime has raised an error: where a program is run while it is called, as a ValueError.
+    """Whether the runtime has raised an error; while a program is called, it raises a ValueError.
 
     >>> is_of_runtime(ValueError("UNKNOWN: Gloo all-reduce failed")), is_of_runtime(ValueError("UNKNOWN"))
     (True, False)
@@ -60,7 +60,7 @@ def is_of_runtime(error: BaseException) -> bool:
 
 
 def has_lost_another(error: BaseException) -> bool:
-    """Whether a process raises since another one is gone: then it is not to blame.
+    """Whether a process raises because another one is gone: then it is not the cause.
 
     >>> gone = "UNKNOWN: Gloo AllGather failed: [external/pair.cc:547] Connection closed by peer [10.0.0.2]:4"
     >>> has_lost_another(jax.errors.JaxRuntimeError(gone)), has_lost_another(OSError(gone))

@@ -1,4 +1,4 @@
-"""Keys that say exactly what something is: equal for equal parameters of ops, and for those only."""
+"""Exact keys of parameters of ops: equal for equal parameters, and only for those."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PLAIN = frozenset([bool, int, str, type(None)])
 
 
 class Same:
-    """An object as a key: equal to itself alone, and kept alive, so that no other one gets its address."""
+    """An object as a key: equal only to itself, and kept alive, so that no other object gets its address."""
 
     __slots__ = ("held",)
 
@@ -28,8 +28,8 @@ class Same:
 def key_of(x: object) -> Hashable:
     """A key of a parameter, exact to the last bit and to its type.
 
-    Arrays are compared by their bytes (their text leaves out the middle of a large one), containers by what
-    they hold, and anything that can neither be hashed nor looked into by identity.
+    Arrays are compared by their bytes (their text leaves out the middle of a large one), containers by their
+    items, and anything that can neither be hashed nor opened by identity.
 
     >>> key_of(np.arange(3)) == key_of(np.arange(3)), key_of(1) == key_of(1.0), key_of(0.0) == key_of(-0.0)
     (True, False, False)

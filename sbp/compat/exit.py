@@ -1,4 +1,4 @@
-"""The end of Python: what has to be done before executors refuse work, which `atexit` comes too late for."""
+"""Runs actions when Python ends, before executors refuse work; `atexit` is too late for that."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 
 def before_exit(action: Callable[[], object]) -> None:
-    """Has something done when Python ends, before executors of threads refuse work; the last one comes first.
+    """Runs an action when Python ends, before executors refuse work; the last registered runs first.
 
     `concurrent.futures` shuts its executors down before `atexit` calls anything, and asyncio, orbax and the
     clients of object stores use them.
 
     Arguments:
-      action: that takes nothing.
+      action: a function without arguments.
     """
     register = getattr(threading, "_register_atexit", atexit.register)
     register(action)

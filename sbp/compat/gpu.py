@@ -1,7 +1,7 @@
-"""GPUs that are not here: what JAX and its CUDA plugin keep for themselves of them.
+"""Absent GPUs: internals of JAX and its CUDA plugin.
 
-The plugin, without the CUDA libraries and without a driver, makes compile-only devices from a description of
-a chip.
+The plugin makes compile-only devices from a description of a chip, without CUDA libraries and without a
+driver.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sbp.errors import PlacementError, Problem
 
 @functools.cache
 def compile_only_devices(config: str, machine: str) -> Sequence[Any]:
-    """Devices that XLA compiles for and that run nothing; the same for one machine: their meshes are equal.
+    """Devices that XLA compiles for and that run nothing; one machine has the same objects, and so equal meshes.
 
     Arguments:
       config: the chip, as a GpuTargetConfigProto in text.
@@ -38,7 +38,7 @@ def compile_only_devices(config: str, machine: str) -> Sequence[Any]:
 
 
 class NotHere(jax.stages.Lowered):
-    """A lowered program that can be read; `compile` says why it cannot be compiled here."""
+    """A lowered program that can be read; `compile` raises the reason why it cannot be compiled here."""
 
     def __init__(self, lowered: jax.stages.Lowered, problem: Problem) -> None:
         for slot in jax.stages.Lowered.__slots__:

@@ -1,7 +1,7 @@
-"""Inner loops as machine code, by numba.
+"""Compiles inner loops to machine code, by numba.
 
-What is compiled is kept on disk beside the module (or in the user's cache), so that a process compiles only
-what nobody did before. numba takes long to load: it is loaded when the first loop runs.
+The code is cached on disk beside the module (or in the user's cache), so that it is compiled once. numba
+takes long to load: it is loaded when the first loop runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _R = TypeVar("_R")
 
 
 class _Kernel(Generic[_P, _R]):
-    """A function that becomes machine code at its first call; others that do may call it."""
+    """A function that is compiled at its first call; other such functions may call it."""
 
     def __init__(self, function: Callable[_P, _R]) -> None:
         self.function = function
@@ -29,7 +29,7 @@ class _Kernel(Generic[_P, _R]):
 
     @property
     def _numba_type_(self) -> Any:
-        """What numba takes it for in the code of another kernel."""
+        """Its numba type in the code of another kernel."""
         from numba import types
 
         return types.Dispatcher(self.dispatcher)
@@ -40,5 +40,5 @@ class _Kernel(Generic[_P, _R]):
 
 
 def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The function as machine code, made at its first call and then read from disk."""
+    """The function, compiled at its first call, and later read from disk."""
     return _Kernel(function)

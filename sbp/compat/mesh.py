@@ -1,8 +1,8 @@
-"""The mesh that the user has set, with `jax.set_mesh` and its like: we leave it, their function does not.
+"""The mesh that the user has set with `jax.set_mesh`: our code runs without it, the user's function with it.
 
-JAX refuses a program of one mesh under another one, and gives arrays the types of the one that is set. What a
-program makes of a function depends on neither. So every public entry leaves the mesh, and the function of the
-user, which may ask for it, is traced under it.
+JAX refuses a program of one mesh under another one, and gives arrays the types of the mesh that is set. A
+program of ours depends on neither. So every public entry leaves the mesh, and the user's function, which may
+ask for it, is traced under it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _now() -> Meshes:
 
 
 class _Changed:
-    """A context in which another mesh is set; `left` is what it remembers as the one that was left."""
+    """A context with another mesh; `left` is the mesh that it remembers as left."""
 
     __slots__ = ("before", "left", "meshes", "token")
 
@@ -59,10 +59,10 @@ class _Changed:
 
 
 def meshless(fn: Callable[P, R], refuse: Callable[[Exception], NoReturn] | None = None) -> Callable[P, R]:
-    """The function as one that runs under no mesh, whichever is set where it is called.
+    """The function, made to run under no mesh, whichever is set where it is called.
 
     Arguments:
-      refuse: raises what the function has raised, or another error for it.
+      refuse: raises the error of the function, or another one for it.
 
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("d",))
     >>> with jax.set_mesh(mesh):
@@ -87,24 +87,24 @@ def meshless(fn: Callable[P, R], refuse: Callable[[Exception], NoReturn] | None 
 
 
 def user_mesh(*, to_run: bool = False) -> _Changed:
-    """A context with the mesh that the user has set, for a function of theirs inside of what is `meshless`.
+    """A context with the mesh that the user has set, for a function of the user inside of `meshless`.
 
     Arguments:
-      to_run: whether it is to run and not to be traced only: JAX runs nothing under a mesh without devices.
+      to_run: whether the function runs and is not only traced: JAX runs nothing under a mesh without devices.
     """
     there = _left.get() if _now() == NO_MESH else _now()
     return _Changed(NO_MESH if to_run and there[1] == NO_MESH[1] else there, NO_MESH)
 
 
 def mesh_key() -> Hashable:
-    """What a trace depends on, of the mesh that the user has set and that was left."""
+    """A key of the mesh that the user has set and that was left, as far as a trace depends on it."""
     return _left.get()
 
 
 def explicit_types(leaves: Sequence[Leaf]) -> tuple[NamedSharding | None, ...]:
-    """Per argument the sharding that is its type under the user's mesh; all None where types have none.
+    """Per argument the sharding in its type under the user's mesh; all None if types have none.
 
-    Only under a mesh with explicit axes does JAX give types shardings, and of that mesh alone.
+    JAX gives types shardings only under a mesh with explicit axes, and only of that mesh.
     """
     there = _left.get()[0]
     if AxisType.Explicit not in there.axis_types:
@@ -120,7 +120,7 @@ def _type_on(there: AbstractMesh, x: Leaf) -> NamedSharding | None:
 
 
 def partial_of(spec: PartitionSpec) -> tuple[tuple[str, ...], str]:
-    """The axes along which a spec says that shards are still to be reduced, and how; one kind in jax 0.10.
+    """The axes along which a spec has unreduced shards, and the reduction; one kind in jax 0.10.
 
     >>> partial_of(jax.sharding.PartitionSpec("data", unreduced={"model"}))
     (('model',), 'sum')

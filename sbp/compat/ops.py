@@ -1,4 +1,4 @@
-"""What JAX keeps for itself of how an op is written in other ops; the rest is in `compat`."""
+"""Internals of JAX that write an op in other ops; the other internals are in `compat/core`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def retraced(fun: Callable[..., PyTree], eqn: JaxprEqn) -> ClosedJaxpr:
 
 
 def expansion(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """The closed jaxpr that an equation stands for, if JAX has one that the parameters do not hold."""
+    """The closed jaxpr of an equation, if JAX has one that the parameters do not hold."""
     primitive: Bindable = eqn.primitive
     params = eqn.params
     hi = primitive.name == "call_hi_primitive"  # of jax 0.12
@@ -46,8 +46,10 @@ def expansion(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 @cache
 def lowered_function(primitive: Primitive) -> Callable[..., PyTree] | None:
-    """The function as which JAX lowers a primitive, such as a sparse product or one of equinox; None for one
-    that is lowered otherwise, and for our own, which passes look for."""
+    """The function by which JAX lowers a primitive, such as a sparse product or one of equinox.
+
+    None for a primitive with another lowering, and for ours, which passes look for.
+    """
     entry: Any = mlir
     rule: Any = getattr(entry._lowerings.get(primitive), "rule", None)
     if getattr(rule, "__qualname__", "") != "lower_fun.<locals>.f_lowered":
@@ -62,7 +64,7 @@ def lowered_function(primitive: Primitive) -> Callable[..., PyTree] | None:
 def run_attention(
     primitive: Bindable, args: Sequence[jax.Array], params: Mapping[str, Any]
 ) -> list[jax.Array]:
-    """One of cuDNN's attentions on one device: its kernel, without what JAX wraps around to partition it."""
+    """One of cuDNN's attentions on one device: its kernel, without JAX's code to partition it."""
     return list(primitive.impl(*args, **params))
 
 
@@ -84,11 +86,11 @@ def has_cudnn() -> bool:
 
 @contextlib.contextmanager
 def assumed_cudnn(capability: tuple[int, int]) -> Iterator[None]:
-    """A context in which JAX traces and lowers `implementation="cudnn"` for a chip that need not be here.
+    """A context in which JAX traces and lowers `implementation="cudnn"` for a chip that may be absent.
 
-    That needs no cuDNN: JAX asks for its version and for the first GPU, to refuse what they cannot do. And it
-    would have devices to lower the kernels, as it needs to partition them; they are partitioned here already.
-    One thread at a time, since what it asks is a module's.
+    That needs no cuDNN: JAX asks for its version and for the first GPU only to refuse what they cannot do.
+    And it needs devices only to partition the kernels, which are partitioned here already. One thread at a
+    time may use it, since it changes attributes of a module.
 
     Arguments:
       capability: CUDA compute capability of the chip.

@@ -1,7 +1,7 @@
-"""What orbax keeps for itself: where TensorStore is told to write arrays; orbax 0.12 knows no `s3://` there.
+"""Internals of orbax: the place where TensorStore writes arrays; orbax 0.12 has no `s3://` there.
 
-All of orbax asks one function for that, `build_kvstore_tspec`. It is given the same place behind `gs://`,
-whose layout suits any object store, and TensorStore's own S3 driver is put into what it says.
+All of orbax asks one function for it, `build_kvstore_tspec`. It gets the same path behind `gs://`, whose
+layout suits any object store, and its result gets TensorStore's own S3 driver.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _PROBE = "bucket/folder"
 
 
 def write_arrays_to_s3(store: Callable[[], Mapping[str, str]]) -> bool:
-    """Makes orbax write the arrays of `s3://` paths with TensorStore's driver; whether it does.
+    """Makes orbax write the arrays of `s3://` paths with TensorStore's driver; gives whether it does.
 
-    An orbax that knows `s3://` by itself is left as it is.
+    An orbax that has `s3://` itself is left as it is.
 
     Arguments:
-      store: gives the `endpoint` and the `aws_region` for that driver, where they are not Amazon's own.
+      store: gives the `endpoint` and the `aws_region` for that driver, if they are not Amazon's own.
     """
     if _drivers("s3") & {"s3"}:
         return True
@@ -42,7 +42,7 @@ def write_arrays_to_s3(store: Callable[[], Mapping[str, str]]) -> bool:
 
 
 def _drivers(scheme: str) -> set[str]:
-    """The drivers that orbax names for a URL; none where it refuses it."""
+    """The drivers that orbax names for a URL; none if it refuses it."""
     try:
         return {*_named(tensorstore_utils.build_kvstore_tspec(f"{scheme}://{_PROBE}", use_ocdbt=True))}
     except (AttributeError, TypeError, ValueError):
@@ -56,7 +56,7 @@ def _named(spec: Spec) -> list[str]:
 
 
 def _with_s3(spec: Spec, store: Mapping[str, str]) -> Spec:
-    """A spec whose buckets are S3's."""
+    """A spec with buckets of S3."""
     if isinstance(spec, list):
         return [_with_s3(x, store) for x in spec]
     if not isinstance(spec, dict):

@@ -1,4 +1,4 @@
-"""What orbax keeps for itself: loops of asyncio, which it closes under reads that have not ended."""
+"""Internals of orbax: it closes asyncio's loops under reads that have not ended."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ DRAIN_SECONDS = 60.0
 
 
 def drain_loops() -> None:
-    """Has orbax wait, where one of the reads or writes of a call has failed, until the others have ended.
+    """Makes orbax wait, after a failed read or write of a call, until the others have ended.
 
-    TensorStore else tells a closed loop how they went, and has tracebacks written that nobody can catch. An
-    orbax without such a function is left alone.
+    Otherwise TensorStore reports their results to a closed loop, which prints tracebacks that nobody can
+    catch. An orbax without such a function is left alone.
     """
     with contextlib.suppress(ImportError):
         found: Any = importlib.import_module("orbax.checkpoint._src.asyncio_utils")
@@ -25,7 +25,7 @@ def drain_loops() -> None:
 
 
 def run_and_drain(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What a coroutine gives, in a loop of its own, once all tasks there have ended."""
+    """The result of a coroutine, in a loop of its own, once all its tasks have ended."""
     loop = asyncio.new_event_loop()
     try:
         asyncio.set_event_loop(loop)

@@ -1,4 +1,4 @@
-"""What JAX would print about a CUDA plugin that is here to compile only."""
+"""Suppresses messages of a CUDA plugin that is installed only to compile."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ DRIVER = Path("/dev/nvidiactl")
 
 
 def expect_no_driver() -> None:
-    """Tells the CUDA plugin not to look for a driver and libraries, where it is installed without a GPU.
+    """Tells the CUDA plugin not to look for a driver and libraries, if it is installed without a GPU.
 
-    It must be told before JAX counts its devices, so `import sbp` does.
+    It must be told before JAX counts its devices, so `import sbp` does it.
     """
     if not DRIVER.exists() and importlib.util.find_spec(PLUGIN) is not None:
         os.environ.setdefault(SKIP_CHECK, "1")

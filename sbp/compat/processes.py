@@ -1,4 +1,4 @@
-"""The board on which JAX lets processes leave words for each other."""
+"""The key-value store of JAX's coordination service, and the address of this process."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from jax._src.lib import _jax  # type: ignore[attr-defined, unused-ignore]
 
 
 class KVStore(Protocol):
-    """The coordination service, which process 0 runs: values by keys, that every process can read."""
+    """The coordination service, which process 0 runs: values by keys that every process can read."""
 
     def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None:
-        """Leaves a value."""
+        """Sets a value."""
 
     def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes:
-        """A value, once it is there.
+        """Waits for a value.
 
         Raises:
-          JaxRuntimeError: when the time is over, and when a process or the service is gone.
+          JaxRuntimeError: on a time-out, and if a process or the service is gone.
         """
 
     def key_value_try_get_bytes(self, key: str) -> bytes:
-        """A value that is there.
+        """A value that is set.
 
         Raises:
-          JaxRuntimeError: if it is not, and when a process or the service is gone.
+          JaxRuntimeError: if it is not set, and if a process or the service is gone.
         """
 
     def key_value_dir_get_bytes(self, key: str) -> list[tuple[str, bytes]]:
         """All values whose keys begin with this one and a slash, with their keys.
 
         Raises:
-          JaxRuntimeError: when the service is gone.
+          JaxRuntimeError: if the service is gone.
         """
 
     def key_value_delete(self, key: str) -> None:
@@ -40,7 +40,7 @@ class KVStore(Protocol):
 
 
 def kv_store() -> KVStore | None:
-    """The board of this process; None where it is the only one."""
+    """The store of this process; None if it is the only one."""
     return cast("KVStore | None", distributed.global_state.client)
 
 
@@ -50,10 +50,10 @@ def coordinator() -> str:
 
 
 def set_own_address(address: str) -> None:
-    """Has gloo listen at an address of this host, and tell it to the others; before JAX is asked for devices.
+    """Makes gloo listen at an address of this host, and publish it; before JAX is asked for devices.
 
     Raises:
-      RuntimeError: if it was asked before.
+      RuntimeError: if JAX was asked before.
     """
 
     def client() -> object:
@@ -65,10 +65,10 @@ def set_own_address(address: str) -> None:
 
 
 def own_index() -> int:
-    """The number of this process, without a look at its devices."""
+    """The number of this process, without asking for its devices."""
     return int(distributed.global_state.process_id)
 
 
 def how_many() -> int:
-    """The number of processes, without a look at their devices."""
+    """The number of processes, without asking for their devices."""
     return int(distributed.global_state.num_processes)

@@ -1,4 +1,4 @@
-"""The product of what devices have: a reduction that XLA and NCCL know, and `jax.lax` has no function for."""
+"""The product over devices: a reduction of XLA and NCCL for which `jax.lax` has no function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _lower: Callable[..., Any] = getattr(_parallel, "_all_reduce_lowering", None) or
 
 
 def all_product(x: jax.Array, names: Sequence[str]) -> jax.Array:
-    """The product of what the devices along the mesh axes `names` have."""
+    """The product over the devices along the mesh axes `names`."""
     whole: jax.Array = _product_p.bind(x, axes=tuple(names))
     return whole
 

@@ -1,7 +1,7 @@
-"""What JAX leaves without a type: names for such values, and its untyped functions with the types they have.
+"""Names for values that JAX leaves untyped, and its untyped functions with types.
 
-To a checker most of the names are `Any`. They are used instead of it, so that a signature says what it means,
-and so that what is still `Any` elsewhere has not even a name.
+To a type checker most of the names are `Any`. They are used instead of it, so that a signature says what is
+meant.
 """
 
 from __future__ import annotations
