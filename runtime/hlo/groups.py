@@ -53,6 +53,16 @@ def groups_of(instruction: Instruction, header: dict[str, str]) -> Groups:
     return tuple(tuple(r * partitions + p for p in g) for r in range(replicas) for g in groups)
 
 
+def device_groups(instruction: Instruction, header: dict[str, str]) -> Groups:
+    """The sets of devices that exchange data in a collective, a permute or a send.
+
+    Raises:
+      HloTextError: if the groups are written in no notation that is known.
+    """
+    moves = moves_of(instruction)
+    return groups_of(instruction, header) if moves is None else connected(moves)
+
+
 def moves_of(instruction: Instruction) -> Moves | None:
     """The (source, target) pairs of a permute or a send; None where none are stated."""
     attributes = instruction.attributes

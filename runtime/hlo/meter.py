@@ -16,16 +16,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Protocol
 
-from sbp.communication.exchange import OVERFLOW
-from sbp.runtime.hlo.groups import connected, groups_of, moves_of
+from sbp.runtime.hlo.groups import device_groups, moves_of
 from sbp.runtime.hlo.parser import (
     Computation,
     HloTextError,
     Instruction,
     Module,
-    pairs,
     parse,
-    unquote,
 )
 from sbp.runtime.hlo.shapes import shape_bytes
 from sbp.runtime.hlo.trip_counts import trip_count
@@ -128,11 +125,10 @@ def text_of(compiled: HasText) -> str:
 
 def each_collective(module: Module) -> Iterator[tuple[str, MeteredCollective]]:
     """Every collective that puts bytes on the wire, in all branches: its instruction, and one execution."""
-    for computation in module.computations.values():
-        for instruction in computation.instructions.values():
-            found = collective_of(module, computation, instruction)
-            if found is not None:
-                yield instruction.name, found
+    for computation, instruction in module.instructions:
+        found = collective_of(module, computation, instruction)
+        if found is not None:
+            yield instruction.name, found
 
 
 def collective_of(
@@ -207,9 +203,9 @@ class _Walk:
         if opcode in _FORMS:
             found = self.collective(computation, instruction)
             meter = Meter((found,) if found else ())
-            return _kept_apart(meter) if _is_overflow(instruction) else meter
+            return _kept_apart(meter) if instruction.is_overflow else meter
         if opcode in _CALLERS:
-            return _total(map(self.measure, instruction.called("calls", "to_apply", "called_computations")))
+            return _total(map(self.measure, instruction.inner))
         if opcode == "while":
             return self._while(computation, instruction)
         if opcode == "conditional":
@@ -222,7 +218,7 @@ class _Walk:
     def _while(self, computation: Computation, instruction: Instruction) -> Meter:
         (condition_name,), (body_name,) = instruction.called("condition"), instruction.called("body")
         condition, body = self.measure(condition_name), self.measure(body_name)
-        if _is_overflow(instruction):
+        if instruction.is_overflow:
             return _kept_apart(_total([condition, body]))
         if not condition.collectives and not body.collectives:
             return Meter((), (), (*condition.overflow, *body.overflow))
@@ -255,30 +251,17 @@ class _Walk:
         return MeteredCollective(form.kind, group, payload, 1, wire, source, instruction.name)
 
     def _group(self, form: _Form, instruction: Instruction) -> int:
-        moves = moves_of(instruction)
         if form.kind == "send" and instruction.attributes.get("is_host_transfer") == ["true"]:
             return 0
-        if form.kind == "send" and moves is None:
+        if form.kind == "send" and moves_of(instruction) is None:
             return 2
-        groups = groups_of(instruction, self._module.header) if moves is None else connected(moves)
-        return max(map(len, groups), default=0)
+        return max(map(len, device_groups(instruction, self._module.header)), default=0)
 
     def _source(self, instruction: Instruction) -> str:
-        """`op_name (file:line)`, from the instruction's metadata or the module's stack-frame tables."""
-        metadata = pairs(instruction.attributes.get("metadata", ()))
-        tables = self._module.tables
-        frame = pairs(tables["StackFrames"].get(metadata.get("stack_frame_id", ""), ()))
-        location = pairs(tables["FileLocations"].get(frame.get("file_location_id", ""), ()))
-        names = tables["FileNames"].get(location.get("file_name_id", ""), ())
-        file = metadata.get("source_file") or (unquote(names[0]) if names else "")
-        line = metadata.get("source_line") or location.get("line", "")
+        """`op_name (file:line)`, the innermost frame."""
+        file, line = next(self._module.frames(instruction), ("", 0))
         where = f"({PurePath(file).name}:{line})" if file else ""
-        return f"{metadata.get('op_name', '')} {where}".strip()
-
-
-def _is_overflow(instruction: Instruction) -> bool:
-    """Whether an instruction is of a round that runs only if a bucket of keys is fuller than planned."""
-    return OVERFLOW in pairs(instruction.attributes.get("metadata", ())).get("op_name", "")
+        return f"{instruction.path} {where}".strip()
 
 
 def _kept_apart(meter: Meter) -> Meter:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sbp.compat import core
 from sbp.passes.explain.collectives import ROW_SCOPE
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.runtime.hlo.meter import HasText, MeteredCollective, each_collective, text_of
-from sbp.runtime.hlo.parser import Computation, Instruction, Module, pairs, parse, unquote
+from sbp.runtime.hlo.parser import Computation, Instruction, Module, parse
 
 _ROWS = re.compile(re.escape(ROW_SCOPE) + r"(row\d+(?:\+row\d+)*)")
 
@@ -71,7 +71,7 @@ def origins_of(compiled: HasText) -> dict[str, Origin]:
     >>> sorted({o.path for o in found.values() if "sin" in o.path})
     ['jit(double)/twice/sin']
     """
-    return _Reader(parse(text_of(compiled))).origins()
+    return _origins(parse(text_of(compiled)))
 
 
 def rows_of(compiled: HasText, plan: PlanData) -> dict[str, tuple[Collective, ...]]:
@@ -92,7 +92,7 @@ def rows_of(compiled: HasText, plan: PlanData) -> dict[str, tuple[Collective, ..
     {}
     """
     module = parse(text_of(compiled))
-    found = _Reader(module).origins()
+    found = _origins(module)
     rows = {c.name: c for c in plan.collectives}
     return {
         name: _meant([[rows[r] for r in group if r in rows] for group in found[name].groups], metered)
@@ -114,66 +114,33 @@ def _close(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=1e-3)
 
 
-class _Reader:
-    """Reads the metadata of one module."""
-
-    def __init__(self, module: Module) -> None:
-        self.module = module
-        first = pairs(module.tables["StackFrames"].get("1", ()))
-        # XLA counts frames from 1, 0 is none; but it prints the parent's number with one added.
-        self.shift = int(first.get("parent_frame_id", 0))
-
-    def origins(self) -> dict[str, Origin]:
-        """The origin of every instruction."""
-        combined = self._combined()
-        found: dict[str, Origin] = {}
-        for computation in self.module.computations.values():
-            for x in computation.instructions.values():
-                path = _metadata(x).get("op_name", "")
-                groups = dict.fromkeys([*_groups(path), *combined.get(x.name, ())])
-                found[x.name] = Origin(x.name, x.opcode, path, *self._line(x), tuple(groups))
-        return found
-
-    def _combined(self) -> dict[str, list[tuple[str, ...]]]:
-        """The groups of rows of the elements of each instruction's result."""
-        out: dict[str, list[tuple[str, ...]]] = {}
-        for computation in self.module.computations.values():
-            for x in computation.instructions.values():
-                if x.opcode == "get-tuple-element":
-                    groups = _groups(_metadata(x).get("op_name", ""))
-                    out.setdefault(self._begun(computation, x.operands[0]), []).extend(groups)
-        return out
-
-    def _begun(self, computation: Computation, name: str) -> str:
-        """The instruction that begins what the one of a name ends."""
-        x = computation.instructions.get(name)
-        while x is not None and x.opcode.endswith("-done"):
-            x = computation.instructions.get(x.operands[0])
-        for called in x.called("calls") if x is not None and x.opcode == "async-start" else ():
-            return self.module.computations[called].root
-        return name if x is None else x.name
-
-    def _line(self, x: Instruction) -> tuple[str, int]:
-        """The innermost line of the user, else the innermost one."""
-        frames = list(self._frames(_metadata(x)))
-        return next((f for f in frames if core.is_user_file(f[0])), frames[0] if frames else ("", 0))
-
-    def _frames(self, metadata: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-        """The Python frames (file, line) of an instruction, innermost first."""
-        tables = self.module.tables
-        number = int(metadata.get("stack_frame_id", 0))
-        if not number and "source_file" in metadata:
-            yield metadata["source_file"], int(metadata.get("source_line", 0))
-        while number > 0 and str(number) in tables["StackFrames"]:
-            frame = pairs(tables["StackFrames"][str(number)])
-            location = pairs(tables["FileLocations"][frame["file_location_id"]])
-            yield unquote(tables["FileNames"][location["file_name_id"]][0]), int(location["line"])
-            parent = int(frame.get("parent_frame_id", 0)) - self.shift
-            number = parent if parent < number else 0
+def _origins(module: Module) -> dict[str, Origin]:
+    """The origin of every instruction."""
+    combined: dict[str, list[tuple[str, ...]]] = {}  # per instruction, the rows of the elements of its result
+    for computation, x in module.instructions:
+        if x.opcode == "get-tuple-element":
+            combined.setdefault(_started(module, computation, x.operands[0]), []).extend(_groups(x.path))
+    found: dict[str, Origin] = {}
+    for _, x in module.instructions:
+        groups = dict.fromkeys([*_groups(x.path), *combined.get(x.name, ())])
+        found[x.name] = Origin(x.name, x.opcode, x.path, *_line(module, x), tuple(groups))
+    return found
 
 
-def _metadata(x: Instruction) -> dict[str, str]:
-    return pairs(x.attributes.get("metadata", ()))
+def _started(module: Module, computation: Computation, name: str) -> str:
+    """The instruction that starts what the one of a name ends."""
+    x = computation.instructions.get(name)
+    while x is not None and x.opcode.endswith("-done"):
+        x = computation.instructions.get(x.operands[0])
+    for called in x.called("calls") if x is not None and x.opcode == "async-start" else ():
+        return module.computations[called].root
+    return name if x is None else x.name
+
+
+def _line(module: Module, x: Instruction) -> tuple[str, int]:
+    """The innermost line of the user, else the innermost one."""
+    frames = list(module.frames(x))
+    return next((f for f in frames if core.is_user_file(f[0])), frames[0] if frames else ("", 0))
 
 
 def rows_in(text: str) -> set[str]:

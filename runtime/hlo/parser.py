@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sbp.communication.exchange import OVERFLOW
+
 Tokens = Sequence[str]
 
 
@@ -26,6 +28,8 @@ def tokenize(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
+    """One instruction, as the meter, the simulator and profiles read it."""
+
     name: str
     opcode: str
     shape: Tokens
@@ -50,19 +54,70 @@ class Instruction:
         tokens = [token for key in attributes for token in self.attributes.get(key, ())]
         return [bare(token) for token in tokens if token not in ("{", "}", ",")]
 
+    @property
+    def inner(self) -> list[str]:
+        """The computations inside it: of a fusion, a call, a custom call or an asynchronous start."""
+        return self.called("calls", "to_apply", "called_computations")
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What JAX has noted of it: its name stack and its lines."""
+        return pairs(self.attributes.get("metadata", ()))
+
+    @property
+    def path(self) -> str:
+        """Its name stack, such as "jit(f)/layer0/dot_general"; "" for an instruction of XLA's own."""
+        return self.metadata.get("op_name", "")
+
+    @property
+    def is_overflow(self) -> bool:
+        """Whether it belongs to a round that runs only if a bucket of keys is fuller than planned."""
+        return OVERFLOW in self.path
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether XLA runs its start and its done back to back."""
+        return self.config().get("collective_backend_config", {}).get("is_sync") is True
+
 
 @dataclass(slots=True)
 class Computation:
+    """Instructions by name, in the order of the text."""
+
     root: str = ""
     instructions: dict[str, Instruction] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Module:
+    """One HLO module; `tables` hold the Python frames of its instructions."""
+
     header: dict[str, str] = field(default_factory=dict)
     entry: str = ""
     computations: dict[str, Computation] = field(default_factory=dict)
     tables: dict[str, dict[str, Tokens]] = field(default_factory=lambda: {name: {} for name in _TABLES})
+
+    @property
+    def instructions(self) -> Iterator[tuple[Computation, Instruction]]:
+        """All instructions, with their computations."""
+        for computation in self.computations.values():
+            for x in computation.instructions.values():
+                yield computation, x
+
+    def frames(self, x: Instruction) -> Iterator[tuple[str, int]]:
+        """The Python frames (file, line) of an instruction, innermost first."""
+        metadata, frames = x.metadata, self.tables["StackFrames"]
+        # XLA counts frames from 1, 0 is none; but it prints the parent's number with one added.
+        shift = int(pairs(frames.get("1", ())).get("parent_frame_id", 0))
+        number = int(metadata.get("stack_frame_id", 0))
+        if not number and "source_file" in metadata:
+            yield metadata["source_file"], int(metadata.get("source_line", 0))
+        while number > 0 and str(number) in frames:
+            frame = pairs(frames[str(number)])
+            location = pairs(self.tables["FileLocations"][frame["file_location_id"]])
+            yield unquote(self.tables["FileNames"][location["file_name_id"]][0]), int(location["line"])
+            parent = int(frame.get("parent_frame_id", 0)) - shift
+            number = parent if parent < number else 0
 
 
 def parse(text: str) -> Module:

@@ -11,7 +11,7 @@ from typing import Any
 from sbp.passes.explain.measurement import kernel_estimate
 from sbp.runtime.hlo.origins import Origin
 from sbp.runtime.hlo.parser import Instruction
-from sbp.runtime.profile.trace_alignment import INSIDE, ProgramReader
+from sbp.runtime.profile.trace_alignment import ProgramReader
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class LineReader:
 
     @cached_property
     def _shares(self) -> Mapping[str, Mapping[int, float]]:
-        return {x.name: self._shared(x) for _, x in self.reader.instructions}
+        return {x.name: self._shared(x) for _, x in self.reader.module.instructions}
 
     def _shared(self, x: Instruction) -> Mapping[int, float]:
         own = {k for line in set(self._lines(x)) for k in self._at.get(line, ())}
@@ -59,7 +59,7 @@ class LineReader:
         """The line of an instruction, and the lines of the ops that it has fused."""
         inside = [
             inner
-            for called in x.called(*INSIDE)
+            for called in x.inner
             for inner in self.reader.module.computations[called].instructions.values()
         ]
         for one in (x, *inside):

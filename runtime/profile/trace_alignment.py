@@ -11,8 +11,8 @@ from functools import cached_property
 from sbp.passes.explain.collectives import ROW_SCOPE
 from sbp.passes.explain.measurement import MeasuredCollective, MeasuredSpan, MeasuredStep
 from sbp.passes.explain.plan import Collective
-from sbp.runtime.hlo.groups import Groups, connected, groups_of, moves_of
-from sbp.runtime.hlo.parser import Computation, Instruction, Module, pairs
+from sbp.runtime.hlo.groups import Groups, device_groups
+from sbp.runtime.hlo.parser import Instruction, Module
 from sbp.runtime.profile.trace import TracedStep
 from sbp.runtime.profile.trace_attribution import KERNEL, SENDING, WAITING, StepAttribution, account, arrivals
 from sbp.runtime.target.collective_matching import RowMatch
@@ -26,8 +26,6 @@ _AROUND = ("while", "conditional", "call")
 """What has an event on a CPU that only surrounds those of others."""
 _UNSEEN = ("get-tuple-element", "tuple", "bitcast", "copy-done", "async-done")
 """What is no op when it runs: what reads it reads what it was made of."""
-INSIDE = ("calls", "to_apply", "called_computations")
-"""What an instruction calls that is part of it."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +39,13 @@ class ProgramReader:
     module: Module
     estimates: Sequence[float]
 
-    @property
-    def instructions(self) -> Iterator[tuple[Computation, Instruction]]:
-        """All instructions, with their computations."""
-        for computation in self.module.computations.values():
-            for x in computation.instructions.values():
-                yield computation, x
-
     @cached_property
     def aliases(self) -> Mapping[str, str]:
         """Other names of an instruction in a profile: as it was scheduled, or of the one that starts it."""
-        known = {x.name for _, x in self.instructions}
+        known = {x.name for _, x in self.module.instructions}
         found: dict[str, str] = {}
-        for _, x in self.instructions:
-            scheduled = _metadata(x).get("scheduling_name", x.name)
+        for _, x in self.module.instructions:
+            scheduled = x.metadata.get("scheduling_name", x.name)
             if scheduled not in known:
                 found[scheduled] = x.name
             if x.opcode == "async-start":
@@ -64,7 +55,7 @@ class ProgramReader:
     @cached_property
     def containers(self) -> frozenset[str]:
         """Instructions that only surround others."""
-        return frozenset(x.name for _, x in self.instructions if x.opcode in _AROUND)
+        return frozenset(x.name for _, x in self.module.instructions if x.opcode in _AROUND)
 
     @cached_property
     def readers(self) -> Mapping[str, tuple[str, ...]]:
@@ -91,7 +82,7 @@ class ProgramReader:
 
     @cached_property
     def _shares(self) -> Mapping[str, Mapping[int, float]]:
-        return {x.name: self._shared(x) for _, x in self.instructions}
+        return {x.name: self._shared(x) for _, x in self.module.instructions}
 
     def _shared(self, x: Instruction) -> Mapping[int, float]:
         steps = list(dict.fromkeys(self._steps(x)))
@@ -103,11 +94,11 @@ class ProgramReader:
 
     def _steps(self, x: Instruction) -> Iterator[int]:
         """The numbers of steps in its name, and in the names of the ops that it has fused."""
-        for marks in _MARKS.findall(_metadata(x).get("op_name", "")):
+        for marks in _MARKS.findall(x.path):
             yield from (int(mark.removeprefix(MARK)) for mark in marks.split("+"))
         if x.opcode in _AROUND:
             return
-        for called in x.called(*INSIDE):
+        for called in x.inner:
             for inner in self.module.computations[called].instructions.values():
                 yield from self._steps(inner)
 
@@ -118,16 +109,11 @@ class ProgramReader:
           devices: the number of each partition's device in its process.
         """
         wanted, found = set(names), dict[str, Groups]()
-        for _, x in self.instructions:
+        for _, x in self.module.instructions:
             if x.name in wanted:
-                moves = moves_of(x)
-                ids = groups_of(x, self.module.header) if moves is None else connected(moves)
+                ids = device_groups(x, self.module.header)
                 found[x.name] = tuple(tuple(devices[p] for p in g if p < len(devices)) for g in ids)
         return found
-
-
-def _metadata(x: Instruction) -> dict[str, str]:
-    return pairs(x.attributes.get("metadata", ()))
 
 
 def measured_step(

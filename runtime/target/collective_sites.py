@@ -56,11 +56,7 @@ def collectives_of(
     Arguments:
       module, meter: of the text of `compiled`.
     """
-    places = {
-        x.name: (computation, x)
-        for computation in module.computations.values()
-        for x in computation.instructions.values()
-    }
+    places = {x.name: (computation, x) for computation, x in module.instructions}
     asynchronous, meant = asynchronous_names(module), rows_of(compiled, plan)
     overflow = {c.instruction for c in meter.overflow}
     return [
@@ -116,16 +112,10 @@ def asynchronous_names(module: Module) -> set[str]:
     XLA writes those that it schedules back to back without the two halves, or marks them `is_sync`.
     """
     out: set[str] = set()
-    for computation in module.computations.values():
-        for x in computation.instructions.values():
-            if not x.opcode.endswith("-start"):
-                continue
-            if x.config().get("collective_backend_config", {}).get("is_sync") is True:
-                continue
-            held = [
-                module.computations[c].instructions for c in x.called("calls") if x.opcode == "async-start"
-            ]
-            out.update([x.name, *(name for inner in held for name in inner)])
+    for _, x in module.instructions:
+        if x.opcode.endswith("-start") and not x.is_synchronous:
+            held = x.called("calls") if x.opcode == "async-start" else ()
+            out.update([x.name, *(name for c in held for name in module.computations[c].instructions)])
     return out
 
 

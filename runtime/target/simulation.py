@@ -11,7 +11,6 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from sbp.communication.exchange import OVERFLOW
 from sbp.rates.chips import Chip
 from sbp.rates.kernels import LAUNCH_SECONDS
 from sbp.rates.matmuls import peak_flops
@@ -29,7 +28,6 @@ WIRES = (NVLINK, NETWORK, HOST)
 # To and from the memory of the host: PCIe 5 x16, as XLA's description of an H100 has it.
 HOST_BYTES_PER_SECOND = float(32 << 30)
 _HOST_SPACE = 5
-_CALLS = ("calls", "to_apply", "called_computations")
 _BRANCHES = ("branch_computations", "true_computation", "false_computation")
 
 
@@ -159,7 +157,7 @@ class _Walk:
             case "conditional":
                 self._conditional(x, place)
             case "call":
-                self.run(x.called(*_CALLS)[0], place.times, (*place.path, x.name))
+                self.run(x.inner[0], place.times, (*place.path, x.name))
             case "async-start" | "call-start":
                 self._async(x, place)
             case "recv":  # what is received is sent at the same time, by a send that is simulated
@@ -196,8 +194,7 @@ class _Walk:
 
     def _collective(self, x: Instruction, place: _Place) -> None:
         begun = self._begin(x, place)
-        is_sync = x.config().get("collective_backend_config", {}).get("is_sync") is True
-        if is_sync or not (x.opcode.endswith("-start") or x.opcode == "send"):
+        if x.is_synchronous or not (x.opcode.endswith("-start") or x.opcode == "send"):
             self._wait(begun, place.times)
         else:
             self._state.pending[x.name] = begun
@@ -299,7 +296,7 @@ class _Walk:
         trips = trip_count(self._module.computations, place.computation, x)
         if trips is not None:
             return trips
-        if any(OVERFLOW in token for token in x.attributes.get("metadata", ())):
+        if x.is_overflow:
             return 0  # rounds of a sparse exchange for more keys than planned
         self._state.loops[x.name] = None
         return 1

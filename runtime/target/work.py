@@ -42,7 +42,6 @@ _OPERATIONS = {
     "cosine": 140,
     "tan": 140,
 }
-_CALLS = ("calls", "to_apply", "called_computations")
 # A radix sort reads its keys once to count, and reads and writes everything once per byte of the keys.
 _SORTED = "sort"
 
@@ -153,7 +152,7 @@ class _Use:
             case "tuple":
                 return dict(sizes)
             case "fusion" | "call":
-                inner = self.module.computations[x.called(*_CALLS)[0]]
+                inner = self.module.computations[x.inner[0]]
                 taken = self.parameters(inner, share, in_place=False)
                 return {name: taken.get(i, 0.0) for i, name in enumerate(names) if name in sizes}
             case "slice" | "dynamic-slice" | "gather":

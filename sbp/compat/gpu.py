@@ -20,7 +20,7 @@ from sbp.errors import PlacementError, Problem
 
 @functools.cache
 def compile_only_devices(config: str, machine: str) -> Sequence[Any]:
-    """Devices that XLA compiles for and that run nothing; one machine has the same objects, and so equal meshes.
+    """Devices that XLA compiles for and that run nothing; one machine has the same objects and meshes.
 
     Arguments:
       config: the chip, as a GpuTargetConfigProto in text.
