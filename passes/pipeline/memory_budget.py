@@ -71,7 +71,7 @@ class MemoryBudget:
         return plan
 
 
-def room_of(
+def budget_of(
     stages: Sequence[int], microbatches: int, schedule: str | Schedule | None, limit_bytes: float
 ) -> MemoryBudget | None:
     """The budget of a program; None without micro-batches, or with a schedule that does not suit its stages.

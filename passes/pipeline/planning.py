@@ -14,7 +14,7 @@ from typing import TypeAlias
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.pipeline.cut import transfers_inside
 from sbp.passes.pipeline.labels import Labels
-from sbp.passes.pipeline.memory_budget import MemoryBudget, room_of
+from sbp.passes.pipeline.memory_budget import MemoryBudget, budget_of
 from sbp.passes.pipeline.op_placement import OpPlacements, loop_of
 from sbp.passes.pipeline.order import Order
 from sbp.passes.pipeline.split import Splitter, StageShare
@@ -105,16 +105,16 @@ class _Planning:
         self.requests.append((traced, request))
         capacity = request.hardware.memory_bytes
         limit = whole.terms.memory_limit_bytes
-        room = self.room(capacity if limit is None else limit)
-        if room is None:
+        budget = self.budget(capacity if limit is None else limit)
+        if budget is None:
             return self.plan_one(traced, request)
-        return room.planned(share, request, partial(self.plan_one, traced))
+        return budget.planned(share, request, partial(self.plan_one, traced))
 
-    def room(self, limit_bytes: float) -> MemoryBudget | None:
+    def budget(self, limit_bytes: float) -> MemoryBudget | None:
         """What the placements may need; None without micro-batches, or a backward pass."""
         loop = self.splitter.loop
         count = 0 if loop is None else int(loop.params["length"])
-        return room_of(self.splitter.order.stages, count, self.asked.schedule, limit_bytes)
+        return budget_of(self.splitter.order.stages, count, self.asked.schedule, limit_bytes)
 
     @cached_property
     def terms(self) -> Terms:

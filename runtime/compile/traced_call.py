@@ -38,7 +38,7 @@ from sbp.runtime.compile.plan_reuse import ReusedPlan, adopt, given_plan
 from sbp.runtime.compile.search_progress import searching
 from sbp.runtime.compile.stages import build_pipeline, is_pipeline
 from sbp.runtime.execute.compiled_program import CompiledProgram
-from sbp.runtime.execute.exchange_replan import rooms_of
+from sbp.runtime.execute.exchange_replan import counting_of
 from sbp.runtime.lower.sampling import with_samples
 from sbp.runtime.nan_checks.findings import watch_of
 from sbp.runtime.pipeline.program import CompiledPipeline
@@ -209,7 +209,7 @@ def _build(
     if not concrete and request.terms.peers is not None:
         request = replace(request, sampled=None)  # to bring a batch together takes all processes
     plan = with_writer(with_replanner(compile_plan(traced, request), traced, request), write_source)
-    lacking, count = rooms_of(plan, concrete, options.exchange.count_keys)
+    lacking, count = counting_of(plan, concrete, options.exchange.count_keys)
     return CompiledProgram(
         traced,
         plan,

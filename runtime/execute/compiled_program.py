@@ -25,7 +25,7 @@ from sbp.runtime.cache.cache_folder import Cache, caching
 from sbp.runtime.call.donation import LeafSharding, Owners, distinct, layouts_of, own_copy
 from sbp.runtime.execute.build_cache import locked_property
 from sbp.runtime.execute.compile_log import said
-from sbp.runtime.execute.exchange_replan import give_room
+from sbp.runtime.execute.exchange_replan import replan
 from sbp.runtime.execute.host_input_check import HostInputCheck
 from sbp.runtime.execute.program_check import begin_together, check_same, note_call
 from sbp.runtime.execute.scheduler_options import compiler_options
@@ -105,7 +105,7 @@ class CompiledProgram:
     def run(self, leaves: Sequence[Leaf]) -> PyTree:
         """Runs the program on the leaves of a call."""
         if self.counting is not None:
-            give_room(self, leaves)
+            replan(self, leaves)
         jitted, _, consts = self.executable
         note_call(self.shared)
         placed, away = self._placed(leaves, told=True)

@@ -28,7 +28,7 @@ from sbp.runtime.lower.sampling import ids_of, lacks_samples, with_samples
 from sbp.signature import NdSbp, Split
 
 
-def rooms_of(plan: Plan, concrete: bool, keys: bool) -> tuple[bool, Counting | None]:
+def counting_of(plan: Plan, concrete: bool, keys: bool) -> tuple[bool, Counting | None]:
     """Whether a plan waits for a batch to plan capacities from, and the counter of its exchanges or None.
 
     Arguments:
@@ -66,7 +66,7 @@ class ExchangeReplan(Protocol):
         """The function's trace."""
 
 
-def give_room(built: ExchangeReplan, leaves: Sequence[Leaf]) -> None:
+def replan(built: ExchangeReplan, leaves: Sequence[Leaf]) -> None:
     """Plans a program again, once, if its exchanges took many rounds, and warns.
 
     The state stays where it is: arguments and results keep their signatures.
@@ -83,7 +83,9 @@ def give_room(built: ExchangeReplan, leaves: Sequence[Leaf]) -> None:
     note = "; ".join(f"{n.op} at {n.source} had keys for {rounds} rounds in one step" for n, rounds in found)
     fix = "ExchangeOptions(capacity=...) gives it more"
     if any(node.params["samples"] for node, _ in found):
-        note += ": the first batch was not like later ones, and its room was planned again from one of them"
+        note += (
+            ": the first batch was not like later ones, its capacity was planned again from one of them"
+        )
         fix = f"make the first call with a batch like those that follow; {fix}"
         _plan_again(built, leaves, note)
     else:

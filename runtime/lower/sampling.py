@@ -1,4 +1,4 @@
-"""The ids of a batch, from which the room of every sparse exchange is planned.
+"""The ids of a batch, from which the capacity of every sparse exchange is planned.
 
 All processes of a program must plan the same rooms, or their collectives would not match: what each has a
 part of is brought together first.

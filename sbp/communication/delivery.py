@@ -48,10 +48,10 @@ def deliver_rows(
     """The state after the rows of all devices are summed by key and given to the owners of the keys.
 
     A key is given once, with the sum of all its rows, so `apply` may be any function of it. If all keys fit
-    in the room that there is, one round brings them, with the message of keys that `fetch_rows` sends for the
+    within the capacity, one round brings them, with the message of keys that `fetch_rows` sends for the
     same keys. If not, nothing of that round is applied, and a loop takes the keys below a bound that all
     devices share: a key that several of them have comes from all at once. The bound is the lowest at which
-    some device has no more room, so each round fills the room of at least one, and the loop ends.
+    some device has no more capacity, so each round fills that of at least one, and the loop ends.
 
     Arguments:
       keys: `[n]` int32, `NO_KEY` for none.
@@ -117,7 +117,7 @@ class _Delivery:
         """The first round along all legs.
 
         Returns the keys and sums that reach this device, how often the fullest bucket of any device would
-        fill its room (the round brings all if that is once), and which of this device's keys it sends.
+        fill its capacity (the round brings all if that is once), and which of this device's keys it sends.
         """
         leg, inner = ahead[0], ahead[1:]
         first = first_round(self.ctx, self.exchange, leg, buckets)
@@ -194,14 +194,14 @@ def _bounds(
 ) -> tuple[jax.Array, jax.Array]:
     """Below which key of each owner a round ends, [group], and whether another follows on any device.
 
-    A device proposes, of each owner, its first key that has no more room; the least proposal is the bound.
+    A device proposes, of each owner, its first key beyond the capacity; the least proposal is the bound.
     Devices that the legs before lead to have keys of their own, and bounds: one reduction is of them all, so
     that all run equally many rounds.
     """
-    no_room = (buckets.keys != NO_KEY) & (
+    beyond = (buckets.keys != NO_KEY) & (
         buckets.ranks == take_rows(done + np.int32(capacity), buckets.owners)
     )
-    at = jnp.where(no_room, buckets.owners, np.int32(leg.group))
+    at = jnp.where(beyond, buckets.owners, np.int32(leg.group))
     ends = jnp.full(leg.group, NO_KEY).at[at].set(buckets.keys, mode="drop", wrap_negative_indices=False)
     own = ctx.rank(leg.before)
     every = jnp.full((ctx.group(leg.before), leg.group), NO_KEY).at[own].set(ends)

@@ -5,7 +5,7 @@ rows come back by all-to-all (`fetch_rows`), or go with the keys (`deliver_rows`
 travel once. Shards are contiguous and in the order of the keys, so sorted keys lie in one bucket per owner. A
 table that several axes split is reached axis by axis, outer to inner, and equal keys are merged on the way.
 
-Shapes are static: in one round a device has room for `capacity` keys for each owner. A fuller bucket takes
+Shapes are static: in one round a device sends at most `capacity` keys to each owner. A fuller bucket takes
 more rounds, in a loop that runs until no device has a key left, so that no skew loses one. The plan counts
 the first round; how many more there are depends on the data. An example: docs/communication.md.
 
@@ -47,7 +47,7 @@ class Tally(NamedTuple):
     Arguments:
       given, served: how many keys it had, and how many of them have been served.
       rounds: in how many rounds.
-      fills: how often the fullest bucket of any device would fill the room of the first round.
+      fills: how often the fullest bucket of any device would fill the capacity of the first round.
     """
 
     given: Position
@@ -88,7 +88,7 @@ class FirstRound(NamedTuple):
     fullest: jax.Array | None
 
     def fills(self, leg: Leg) -> Position:
-        """How often the fullest bucket would fill the room of a leg."""
+        """How often the fullest bucket would fill the capacity of a leg."""
         return np.int32(1) if self.fullest is None else lax.div(self.fullest - 1, np.int32(leg.capacity)) + 1
 
 

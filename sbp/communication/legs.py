@@ -1,4 +1,4 @@
-"""The legs of a sparse exchange: between which devices keys travel, axis by axis, and with how much room.
+"""The legs of a sparse exchange: between which devices keys travel, axis by axis, and with which capacity.
 
 A table that several axes split is reached axis by axis, outer to inner: a leg is an all-to-all along one
 axis. So a device of an 8 x 8 grid sends 8 + 8 messages and not 64, and keys that meet after the first leg and
@@ -19,8 +19,8 @@ from sbp.signature import B, Split
 # about the root of their size, which counts most where they are small. A second round costs messages and a
 # loop.
 SLACK, SPARE, MULTIPLE = 1.25, 8, 8
-# The share of a bucket's room that a round has where little is left: the last keys of a skewed bucket should
-# not cost the bytes of a whole round.
+# The share of a bucket's capacity that a round has where little is left: the last keys of a skewed bucket
+# should not cost the bytes of a whole round.
 SPILL = 8
 
 
@@ -30,8 +30,8 @@ def default_capacity(keys: int, group: int) -> int:
     >>> default_capacity(4096, 8), default_capacity(16, 8)
     (648, 16)
     """
-    room = math.ceil(SLACK * -(-keys // group) + SPARE)
-    return min(keys, -(-room // MULTIPLE) * MULTIPLE)
+    capacity = math.ceil(SLACK * -(-keys // group) + SPARE)
+    return min(keys, -(-capacity // MULTIPLE) * MULTIPLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Exchange:
       capacity: keys that a device can send to one owner in one round; None for `default_capacity`.
       wire_dtype: the floating type in which rows of a wider one travel; None for their own.
       planned: whether the capacity was planned from a batch. Another one may be fuller: rounds after the
-        first have room for an even share at least.
+        first have a capacity of an even share at least.
     """
 
     rows: Extent
@@ -116,8 +116,7 @@ def legs(exchange: Exchange) -> tuple[Leg, ...]:
         group = rows.hierarchy[axis]
         if axis not in exchange.axes or group == 1 or not keys:
             continue
-        # Dealt out evenly, a device has as many keys after a leg as before: what `keys` is more is empty
-        # room.
+        # Dealt out evenly, a device has as many keys after a leg as before: what `keys` is more is empty.
         wanted = exchange.capacity or default_capacity(exchange.keys, group)
         capacity = min(wanted, keys, chunk)
         share = min(exchange.even_share(group), keys, chunk)

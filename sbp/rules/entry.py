@@ -164,7 +164,7 @@ class Rule:
       held: bytes that a device holds inside the body beside operands and results, given the layouts; None
         if that is little.
       ids: given its parameters and how many operands it has, the positions of those that are ids of rows of a
-        table; the room of its exchange is planned from a batch of them. None for an op without such.
+        table; the capacity of its exchange is planned from a batch of them. None for an op without such.
       functions: the parameters that hold functions and that the rows account for. An application that holds
         a function elsewhere runs whole: nothing is known of what it computes.
       whole: given its parameters, why an application cannot be split, for the plan; "" if it can. None for an

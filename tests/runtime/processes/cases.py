@@ -224,7 +224,7 @@ def crowded(steps: int) -> Any:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = trained(program, table, optimizer.init(table), batches, steps)
-    again = sum("room was planned again" in str(w.message) for w in caught)
+    again = sum("capacity was planned again" in str(w.message) for w in caught)
     counted = [(c.op, c.calls, c.given == c.served) for c in program.key_counts()]
     return {**found, "again": again, "counted": counted}
 

@@ -9,7 +9,7 @@ import sbp
 from sbp import B, S
 from sbp.hardware.catalogue import hardware_for
 from sbp.options import PipelineOptions
-from sbp.passes.pipeline.memory_budget import room_of
+from sbp.passes.pipeline.memory_budget import budget_of
 from tests.passes.pipeline.scanned import arguments, step_of
 
 GRID = sbp.placement("cpu", shape=(2, 4), axes=("stage", "data"))
@@ -38,7 +38,7 @@ def test_what_cannot_fit_is_said_of_the_whole() -> None:
 
 
 def test_room_needs_micro_batches_and_a_schedule_that_suits() -> None:
-    assert room_of((0, 1), 0, None, 1.0) is None
-    assert room_of((0, 1), 4, "interleaved", 1.0) is None
-    found = room_of((0, 1), 4, "auto", 1.0)
+    assert budget_of((0, 1), 0, None, 1.0) is None
+    assert budget_of((0, 1), 4, "interleaved", 1.0) is None
+    found = budget_of((0, 1), 4, "auto", 1.0)
     assert found is not None and found.schedule.name == "1f1b"
