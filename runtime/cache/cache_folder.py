@@ -1,7 +1,7 @@
-"""A folder of files for the next process: what searches have found, and what XLA has compiled.
+"""A folder of files for the next process: plans, and programs that XLA has compiled.
 
-No reader sees half of a file, whoever writes at the same time; a folder that cannot be written costs a search
-or a compilation, and no error.
+No reader sees half of a file, whoever writes at the same time. A folder that cannot be written costs a search
+or a compilation, and raises no error.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ MOST_COMPILED_BYTES = 4e9
 
 @dataclass(frozen=True)
 class CacheFolder:
-    """Files of one kind in a folder, in which there may be others.
+    """Files of one kind in a folder, which may hold others.
 
     Arguments:
       path: made when the first file is written.
       suffix: of the names of the files.
-      most_bytes: what they may take together. Those that were not used for longest go first.
-      key: what signs them, where others read and write them too; None for files of the user alone.
+      most_bytes: the limit on their sum; the least recently used go first.
+      key: signs them, if others read and write them too; None for files of the user alone.
     """
 
     path: Path
@@ -44,11 +44,11 @@ class CacheFolder:
     key: bytes | None = field(default=None, repr=False)
 
     def file(self, name: str) -> Path:
-        """Where a file is, if it is there."""
+        """The path of a file, if it exists."""
         return self.path / (name + self.suffix)
 
     def read(self, name: str) -> bytes | None:
-        """What is in a file; None if there is none, or it cannot be read."""
+        """The content of a file; None if there is none, or it cannot be read."""
         try:
             found = self.file(name).read_bytes()
         except OSError:
@@ -57,18 +57,18 @@ class CacheFolder:
         return found
 
     def note_use(self, name: str) -> None:
-        """Makes a file the youngest one."""
+        """Makes a file the most recently used one."""
         with suppress(OSError):
             os.utime(self.file(name))
 
     def write(self, name: str, data: bytes) -> None:
-        """Writes a file; one that is there is replaced."""
+        """Writes a file; an old one is replaced."""
         with suppress(OSError):
             trust.write_file(self.file(name), data, self.key)
             self._trim()
 
     def _trim(self) -> None:
-        """Deletes the oldest files until the others are within the limit; unfinished ones count too."""
+        """Deletes the least recently used files beyond the limit; unfinished ones count too."""
         found = []
         for file in self.path.glob(f"*{self.suffix}*"):
             with suppress(OSError):  # another process may have deleted it
@@ -85,15 +85,16 @@ class CacheFolder:
 
 @dataclass(frozen=True)
 class CompiledFolder:
-    """What XLA has compiled, by JAX's keys: of the program, of XLA's version and options, of the devices.
+    """Programs that XLA has compiled, by JAX's keys: of the program, XLA's version and options, the devices.
 
-    It is code: a file counts that nobody else can have written, or that the folder's key has signed.
+    They are code: a file is used only if nobody else can have written it, or if the folder's key has signed
+    it.
     """
 
     folder: CacheFolder
 
     def get(self, key: str) -> bytes | None:
-        """What was put under a key; None if there is nothing, it is damaged, or not to be trusted."""
+        """The program of a key; None if there is none, or it is damaged, or not to be trusted."""
         name, signing = self._name(key), self.folder.key
         try:
             found = trust.read_file(self.folder.file(name), signing)
@@ -109,23 +110,23 @@ class CompiledFolder:
         return value
 
     def put(self, key: str, value: bytes) -> None:
-        """Keeps something under a key."""
+        """Stores the program of a key."""
         name = self._name(key)
         digest = trust.digest(self.folder.key, *self._signed(name, value))
         self.folder.write(name, digest + value)
 
     def _signed(self, name: str, value: bytes) -> tuple[bytes, ...]:
-        """What the digest is of: with its name, so that no file passes for another one of the folder."""
+        """The signed bytes: with the name, so that no file passes for another one of the folder."""
         return name.encode(), value
 
     def _name(self, key: str) -> str:
-        """Code for a CPU runs on CPUs like it alone, of which JAX's key knows nothing."""
+        """The file name of a key; code for a CPU also depends on the CPU, which JAX's key does not have."""
         return hashlib.sha256(f"{host_cpu()} {key}".encode()).hexdigest()[:40]
 
 
 @functools.cache
 def host_cpu() -> str:
-    """What code for this machine's CPU may rely on, as a digest: the kind of machine, and what it can do."""
+    """A digest of this machine's CPU, as far as compiled code depends on it."""
     words = [platform.machine(), platform.processor()]
     with suppress(OSError), Path("/proc/cpuinfo").open() as file:  # of Linux
         words += [next((line for line in file if line.startswith(("flags", "Features"))), "")]
@@ -133,7 +134,7 @@ def host_cpu() -> str:
 
 
 def user_folder() -> Path | None:
-    """The folder below the platform's folder for caches of the user; None if there is no home."""
+    """The folder in the platform's folder for caches of the user; None if there is no home."""
     try:
         home = Path.home()
     except RuntimeError:
@@ -148,11 +149,11 @@ def user_folder() -> Path | None:
 
 @dataclass(frozen=True)
 class Cache:
-    """Where a compilation keeps what the next process can use.
+    """The folder of a compilation.
 
     Arguments:
       path: of the folder.
-      key: what signs compiled programs; None where the owners and modes of files decide.
+      key: signs compiled programs; None if owners and modes of files decide.
     """
 
     path: Path
@@ -160,16 +161,17 @@ class Cache:
 
 
 def cache_of(options: Options) -> Cache | None:
-    """Where a compilation keeps what the next process can use; None if it keeps nothing."""
+    """The cache of a compilation; None if it keeps nothing."""
     path = options.cache if isinstance(options.cache, Path) else user_folder() if options.cache else None
     return None if path is None else Cache(path, options.signing_key)
 
 
 def caching(cache: Cache | None) -> AbstractContextManager[Watched]:
-    """A context in which what XLA compiles is looked for in a folder first, and kept there.
+    """A context in which compiled programs are looked up in a folder first, and stored there.
 
     Arguments:
-      cache: None to keep nothing; so it is too where others can write the folder, and nothing is signed.
+      cache: None to store nothing; nothing is stored either if others can write the folder and nothing is
+        signed.
     """
     reason = None if cache is None else others_of(cache.path)
     if cache is None or (reason is not None and cache.key is None):
@@ -182,7 +184,7 @@ def caching(cache: Cache | None) -> AbstractContextManager[Watched]:
 
 
 def others_of(path: Path) -> str | None:
-    """Who else can write a folder; None if nobody can, or if this process cannot even see it."""
+    """Who else can write a folder; None if nobody can, or if this process cannot see it."""
     try:
         return trust.others_of_folder(path)
     except OSError:
@@ -191,7 +193,7 @@ def others_of(path: Path) -> str | None:
 
 @functools.cache
 def warn_of(path: Path, reason: str) -> None:
-    """Warns once that what is compiled is neither looked for in a folder, nor kept there."""
+    """Warns once that compiled programs are neither looked up nor stored in a folder."""
     warnings.warn(
         f"sbp: the compiled programs in {path} are not used: {reason}, and they are code. Take a folder of "
         "your own with Options(cache=...), chmod go-w, or sign them with Options(signing_key=...)",

@@ -1,4 +1,4 @@
-"""What a `Program` makes of its function: traced and planned once per abstract signature."""
+"""Traces, plans and builds the function of a `Program`, once per abstract signature."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ R = TypeVar("R")
 
 
 class Compilation(Generic[P, R]):
-    """A function, what is asked of it, and what has been built of it.
+    """A function with its options, and what was built of it.
 
     Arguments:
-      fn, placement, in_sbp, out_sbp, options: as `compile` is given them.
+      fn, placement, in_sbp, out_sbp, options: as in `compile`.
       own: the parameters of the function.
     """
 
@@ -68,14 +68,14 @@ class Compilation(Generic[P, R]):
     def _prepare(
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], *, concrete: bool = False
     ) -> tuple[Call, CompiledProgram | CompiledPipeline]:
-        """A call taken apart, and the program built for its abstract signature."""
+        """The bound arguments of a call, and the program for their abstract signature."""
         if concrete:
             check_not_forked(f"{self}(...)")
         call = self.parameters.take(args, kwargs)
         return call, self._slot(call, concrete).made
 
     def _to_run(self, call: Call) -> CompiledProgram | CompiledPipeline:
-        """What is built for a call with values; one like those before is not looked at again."""
+        """The program for a call with values; a call like an earlier one is not checked again."""
         if FORK.parent is not None:
             check_not_forked(f"{self}(...)")
         seen = arguments.seen(call.leaves)
@@ -101,7 +101,7 @@ class Compilation(Generic[P, R]):
         return mesh_key(), explicit_types(leaves)
 
     def _slot(self, call: Call, concrete: bool) -> BuildSlot[CompiledProgram | CompiledPipeline]:
-        """What is built for the abstract signature of a call that can be taken."""
+        """The slot of the abstract signature of a valid call."""
         self._check(call, concrete)
         avals = tuple(map(arguments.abstract, call.leaves))
         self._asked = call.without_values(), avals
@@ -120,7 +120,7 @@ class Compilation(Generic[P, R]):
         return slot
 
     def _check(self, call: Call, concrete: bool) -> None:
-        """Raises for arguments that cannot be taken, together with what is wrong with in_sbp."""
+        """Raises for invalid arguments, together with the problems of in_sbp."""
         names = functools.partial(call.paths, self.fn)
         missing = list(self.parameters.check(call))
         found = [arguments.check_leaf(x, i, names, concrete) for i, x in enumerate(call.leaves)]
@@ -148,7 +148,7 @@ class Compilation(Generic[P, R]):
         Arguments:
           placement: with the types of axes that its results have.
           concrete: of a call that will run.
-          same: what was built for that signature under other meshes of the user.
+          same: builds for that signature under other meshes of the user.
         """
         name, now = getattr(self.fn, "__name__", "program"), Shapes(call.paths(self.fn), tuple(avals))
         with said("traced", name, why_built(now, self._shapes)):
@@ -161,11 +161,11 @@ class Compilation(Generic[P, R]):
             return build(traced_call, placement, self.in_sbp, self.out_sbp, self.options, concrete)
 
     def _reproduction(self, failed: str, said: str) -> str:
-        """The program that was asked for last as Python that runs alone: what shows a fault again.
+        """The program of the last call as Python that runs alone, to reproduce an error.
 
         Arguments:
           failed: the entry that fails: "plan" or "lower".
-          said: what the error said.
+          said: the text of the error.
         """
         if self._asked is None:
             raise ArgumentError(not_planned(self, "reproduction(...)"))

@@ -1,4 +1,4 @@
-"""A line on the terminal that says how far a search for a plan is, where it takes longer than a moment."""
+"""A line on the terminal with the progress of a search for a plan, if it takes longer than a moment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DELAY_SECONDS = 1.0
 
 
 class SearchLine:
-    """The line: it is drawn again and again by a thread of `rich`, which asks for its text.
+    """The line; a thread of `rich` draws it again and again, and asks for its text.
 
     Arguments:
       title: what is planned.
@@ -33,7 +33,7 @@ class SearchLine:
         self.found, self.bound = math.inf, 0.0
 
     def tell(self, found: float, bound: float, seconds: float) -> None:
-        """Takes what the solver says: the least seconds of a step found so far, and a bound on all."""
+        """Takes the solver's progress: the least seconds of a step found so far, and a bound."""
         self.found, self.bound = found, bound
 
     @property
@@ -60,9 +60,9 @@ class SearchLine:
 
 @contextmanager
 def searching(title: str, wanted: bool = True) -> Iterator[Progress | None]:
-    """Shows a line while a search takes long, and gives whom the solver tells how far it is.
+    """Shows a line while a search takes long; gives the function that takes the progress.
 
-    None without a terminal at stderr, as in notebooks and where output goes to a file.
+    None without a terminal at stderr, such as in notebooks or if output goes to a file.
 
     Arguments:
       title: what is planned.

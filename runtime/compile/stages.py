@@ -1,4 +1,4 @@
-"""From a traced program with stages to one that can be planned and run."""
+"""Plans a traced program with stages, and makes what runs it."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def build_pipeline(
 
     Arguments:
       placement: that of the whole program; its devices are those of the stages.
-      donate: positions of the leaves that are gone after a call.
+      donate: positions of donated leaves.
       weak: per result, whether it is weakly typed.
-      progress: is told how far a search is.
+      progress: called with the progress of a search.
 
     Raises:
-      SbpError: for placements, annotations or a schedule that cannot be had, all problems of a kind at once.
+      SbpError: for invalid placements, annotations or schedules, all problems of a kind at once.
     """
     traced = signatures.traced
     found = placements_of(traced.graph)
@@ -99,7 +99,7 @@ def build_pipeline(
 
 
 def _rank_of(schedule: object, ranks: int) -> Sequence[int] | None:
-    """Where the schedule wants the stages to be, as far as it says so: a V comes by its last rank twice."""
+    """The rank of each stage, as far as the schedule fixes it: a V passes its last rank twice."""
     if isinstance(schedule, Schedule):
         return schedule.rank_of
     return V.example(ranks, 2) if _is_v(schedule) else None
@@ -115,7 +115,7 @@ def _hardware(options: Options) -> Callable[[Placement], Hardware]:
 
 
 def _check_placements(found: Sequence[Placement], whole: Placement) -> Iterator[Problem]:
-    """Stages lie on the program's devices, each on its own."""
+    """Checks that stages lie on the program's devices, each on its own."""
     taken: dict[int, Placement] = {}
     for p in found:
         away = sorted(set(p.ranks) - set(whole.ranks))
@@ -134,7 +134,7 @@ def _check_placements(found: Sequence[Placement], whole: Placement) -> Iterator[
 
 
 def _check_stages(found: Sequence[Placement], whole: Placement, options: Options) -> Iterator[Problem]:
-    """Stages are marked or counted, not both, and the first axis has room for each."""
+    """Checks that stages are either marked or counted, and fit the first axis."""
     count = options.pipeline.stages
     if count is None:
         return
@@ -149,7 +149,7 @@ def _check_stages(found: Sequence[Placement], whole: Placement, options: Options
 
 
 def _check_options(options: Options) -> Iterator[Problem]:
-    """What programs with stages do not do."""
+    """Refuses options that programs with stages do not have."""
     legal = "a program of one placement for it"
     if options.plan is not None:
         why = "the signatures of a plan are those of one placement"
@@ -165,7 +165,7 @@ def _check_options(options: Options) -> Iterator[Problem]:
 
 
 def stage_placements(whole: Placement, stages: int, schedule: object) -> tuple[Placement, ...]:
-    """The placements of so many stages along the first axis: around in a loop, or forth and back in a V."""
+    """The placements of stages along the first axis: around in a loop, or forth and back in a V."""
     parts = whole.split(0)
     if _is_v(schedule) and stages == 2 * len(parts):
         return (*parts, *reversed(parts))

@@ -1,4 +1,4 @@
-"""A call as the compiler reads it: traced once, and planned for a placement, or for many."""
+"""A traced call: traced once, and planned for a placement, or for many."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class TracedCall:
     weak: tuple[bool, ...]
 
     def keeping(self, share: float) -> TracedCall:
-        """The same with scans that keep so much of what they compute twice, as `Options.scan_kept` has it."""
+        """The same with scans that keep a share of what they compute twice; see `Options.scan_kept`."""
         graph = keep_in_scans(self.traced.graph, share)
         return self if graph is self.traced.graph else replace(self, traced=replace(self.traced, graph=graph))
 
@@ -76,10 +76,10 @@ class TracedCall:
         """The same with every annotation as a signature on a placement.
 
         Arguments:
-          follow: whether JAX's own words of a line are followed.
+          follow: whether JAX's own constraints are followed.
 
         Raises:
-          AnnotationError: for those that name axes that it does not have, all of them at once.
+          AnnotationError: for all annotations that name missing axes.
         """
         stages = options.pipeline.stages is not None and placement.ndim > 1
         stage = placement.split(0)[0] if stages else None
@@ -88,7 +88,7 @@ class TracedCall:
         return replace(self, traced=found.traced), found
 
     def signatures(self, in_sbp: Prefix, out_sbp: Prefix) -> Signatures:
-        """What is asked of its arguments and results."""
+        """The user's signatures of its arguments and results."""
         graph = self.traced.graph
         args, kwargs = self.call.traced([arguments.struct(a) for a in self.avals])
         out = jax.tree.unflatten(self.traced.out_tree, [graph.operand(x) for x in graph.outputs])
@@ -107,11 +107,10 @@ def read(
 
     Arguments:
       avals: of its leaves.
-      asked, placement: what `in_sbp` says, and for which placement: it may be the reason why the function
-        cannot be traced.
+      asked, placement: `in_sbp`, and its placement: it may be the reason why the function cannot be traced.
 
     Raises:
-      SbpError: for signatures that do not fit, and modules whose state is lost; else what tracing raises.
+      SbpError: for signatures that do not fit, and modules whose state is lost; else the error of the trace.
     """
     args, kwargs = call.traced([arguments.struct(a) for a in avals])
     weak: list[bool] = []
@@ -138,8 +137,8 @@ def read(
 def _traced(fn: Callable[..., PyTree], call: Call, avals: Sequence[arguments.Abstract]) -> Traced:
     """The graph of a call, whose arguments have the types that the user's mesh gives them.
 
-    A program for one device may do with split arguments what JAX has no type for under a mesh of explicit
-    axes, and refuses with one error or another. Then it is traced as if no argument were split.
+    A program for one device may use split arguments in ways for which JAX has no type under a mesh of
+    explicit axes, and which it refuses with various errors. Then it is traced as if no argument were split.
     """
     types = explicit_types(call.leaves)
     if any(types):
@@ -166,13 +165,13 @@ def build(
     options: Options,
     concrete: bool,
 ) -> CompiledProgram | CompiledPipeline:
-    """Plans a call that was traced for a placement.
+    """Plans a traced call for a placement.
 
     Arguments:
       concrete: whether the call will run.
 
     Raises:
-      SbpError: for signatures, annotations or options that cannot be had, all problems of a kind at once.
+      SbpError: for invalid signatures, annotations or options, all problems of a kind at once.
     """
     name, traced_call = getattr(traced_call.fn, "__name__", "program"), traced_call.keeping(options.scan_kept)
 
@@ -230,10 +229,10 @@ def request_of(
     options: Options,
     progress: Progress | None = None,
 ) -> Request:
-    """What a traced call asks of the compiler, for one placement without stages.
+    """The compiler's request for a traced call, for one placement without stages.
 
     Raises:
-      SbpError: for signatures and annotations that cannot be had, all of them at once.
+      SbpError: for invalid signatures and annotations, all of them at once.
     """
     traced, call = traced_call.traced, traced_call.call
     ins, outs, problems = signatures.on(placement)

@@ -83,9 +83,7 @@ def replan(built: ExchangeReplan, leaves: Sequence[Leaf]) -> None:
     note = "; ".join(f"{n.op} at {n.source} had keys for {rounds} rounds in one step" for n, rounds in found)
     fix = "ExchangeOptions(capacity=...) gives it more"
     if any(node.params["samples"] for node, _ in found):
-        note += (
-            ": the first batch was not like later ones, its capacity was planned again from one of them"
-        )
+        note += ": the first batch was not like later ones, its capacity was planned again from one of them"
         fix = f"make the first call with a batch like those that follow; {fix}"
         _plan_again(built, leaves, note)
     else:

@@ -1,4 +1,4 @@
-"""Which devices a collective of HLO text connects: every notation, expanded to device ids."""
+"""The devices that a collective of HLO text connects: every notation, expanded to device ids."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def _pairs(tokens: Tokens) -> Moves:
 
 
 def connected(moves: Iterable[tuple[int, int]]) -> Groups:
-    """The sets of devices that pairs connect; one that sends to itself only is a set of one."""
+    """The sets of devices that pairs connect; a device that sends only to itself is a set of one."""
     return tuple(tuple(sorted(group)) for group in nx.connected_components(nx.Graph(list(moves))))
 
 
 def _listed(tokens: Tokens) -> Groups:
-    """The groups as they are written; none when the list is empty, which means all.
+    """The groups as they are written; none if the list is empty, which means all devices.
 
     Three notations: `{{0,1},{2,3}}`, the iota `[groups,size]<=[...]T(...)`, and `mesh['a'=2,'b'=4] {'b'}`,
     whose axes may be sub-axes: `'b':(1)2` is the outer half of it.

@@ -29,7 +29,7 @@ from sbp.runtime.hlo.trip_counts import trip_count
 
 
 class HasText(Protocol):
-    """What `read_compiled` needs of a `jax.stages.Compiled`."""
+    """The part of a `jax.stages.Compiled` that `read_compiled` needs."""
 
     def as_text(self) -> str | None: ...
 
@@ -55,13 +55,13 @@ class MeteredCollective:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """Every collective of one compiled program that puts bytes on the wire.
+    """Every collective of one compiled program that sends bytes.
 
     Arguments:
-      collectives: what a step executes.
+      collectives: those of a step.
       unknown_trip_counts: the loops (with collectives inside) that are counted as one trip.
       overflow: the rounds of sparse exchanges that run only if a bucket of keys is fuller than planned, one
-        of each exchange; no part of the other figures.
+        of each exchange; the other figures do not include them.
     """
 
     collectives: tuple[MeteredCollective, ...]
@@ -75,7 +75,7 @@ class Meter:
 
     @property
     def overflow_wire_bytes(self) -> float:
-        """Bytes that one device sends besides, for one more round of every exchange that has such rounds."""
+        """Bytes that one device sends in one more round of every exchange that has such rounds."""
         return math.fsum(c.wire_bytes for c in self.overflow)
 
     def by_kind(self) -> dict[str, tuple[int, float]]:
@@ -124,7 +124,7 @@ def text_of(compiled: HasText) -> str:
 
 
 def each_collective(module: Module) -> Iterator[tuple[str, MeteredCollective]]:
-    """Every collective that puts bytes on the wire, in all branches: its instruction, and one execution."""
+    """Every collective that sends bytes, in all branches: its instruction, and one execution."""
     for computation, instruction in module.instructions:
         found = collective_of(module, computation, instruction)
         if found is not None:

@@ -1,8 +1,8 @@
-"""From an instruction of a compiled program, or an event of its profile, back to the user and to the plan.
+"""Traces an instruction of a compiled program, or an event of its profile, to the user's line and the plan.
 
-XLA keeps, per instruction, the name stack and the Python frames that JAX traced it with. A collective's name
-stack holds the rows of the plan that it was inserted for; of collectives that XLA has combined, each element
-of the result keeps its own.
+XLA keeps, per instruction, the name stack and the Python frames of JAX's trace. The name stack of a
+collective holds its rows of the plan; of collectives that XLA has combined, each element of the result keeps
+its own.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _ROWS = re.compile(re.escape(ROW_SCOPE) + r"(row\d+(?:\+row\d+)*)")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What one instruction comes from.
+    """The origin of one instruction.
 
     Arguments:
       instruction: its name, which is also that of its events in a profile.
-      opcode: what it is, such as "fusion".
+      opcode: such as "fusion".
       path: the user's function, scopes and op, such as "jit(train_step)/shard_map/jvp(layer0)/dot_general".
-      file, line: the user's innermost line; that of a library where no frame is the user's; "" and 0 if XLA
-        has made the instruction itself.
+      file, line: the user's innermost line; that of a library if no frame is the user's; "" and 0 if XLA has
+        made the instruction itself.
       groups: the names of the plan's collectives that it is executed for: a group per collective that was
         combined; an op that sends several things has named all of them in each.
     """
@@ -101,7 +101,7 @@ def rows_of(compiled: HasText, plan: PlanData) -> dict[str, tuple[Collective, ..
 
 
 def _meant(groups: Sequence[Sequence[Collective]], metered: MeteredCollective) -> tuple[Collective, ...]:
-    """Which rows of an op an instruction is for, where the op sends several things: by kind, then by size."""
+    """The rows of an op that an instruction is for, if the op sends several things: by kind, then by size."""
     kinds = [[c for c in group if c.kind == metered.kind] or list(group) for group in groups]
     alike = list({c.name: c for group in kinds for c in group}.values())
     each = [c.wire_bytes / max(c.count, 1) for c in alike]

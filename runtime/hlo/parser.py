@@ -41,7 +41,7 @@ class Instruction:
         return [bare(part[-1]) for part in split(self.arguments)]
 
     def config(self) -> dict[str, Any]:
-        """The backend_config; empty where it is no JSON. Older XLA prints it as one escaped string."""
+        """The backend_config; empty if it is no JSON. Older XLA prints it as one escaped string."""
         tokens = self.attributes.get("backend_config", ())
         text = unquote(tokens[0]) if len(tokens) == 1 else "".join(tokens)
         try:
@@ -61,7 +61,7 @@ class Instruction:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What JAX has noted of it: its name stack and its lines."""
+        """JAX's notes on it: its name stack and its lines."""
         return pairs(self.attributes.get("metadata", ()))
 
     @property

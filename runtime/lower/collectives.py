@@ -1,4 +1,4 @@
-"""Boxing moves on one device: each becomes one `jax.lax` collective, or a local step."""
+"""Boxing moves on one device: each is one `jax.lax` collective, or a local step."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from sbp.signature import Partial, Split
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A move, and where it happens.
+    """A move on a device.
 
     Arguments:
       shape: the logical shape.
       hierarchy: the placement's sizes.
-      names, groups: of the axes that the move goes along, their names and sizes.
+      names, groups: of the axes of the move, their names and sizes.
       coords: this device's traced position along each axis of the placement.
     """
 
@@ -63,7 +63,7 @@ def explode(x: jax.Array, dim: int, groups: Sequence[int], fill: ArrayLike = 0) 
 
 
 def _pad(x: jax.Array, widths: Sequence[tuple[int, int]], fill: ArrayLike) -> jax.Array:
-    """Rows of padding behind a dim; keys are padded by their words."""
+    """Adds rows of padding at the end of a dim; keys are padded by their words."""
     if core.is_key(x.dtype):
         words = jnp.pad(jax.random.key_data(x), [*widths, (0, 0)])
         keys: jax.Array = jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
@@ -72,7 +72,7 @@ def _pad(x: jax.Array, widths: Sequence[tuple[int, int]], fill: ArrayLike) -> ja
 
 
 def implode(x: jax.Array, dim: int, groups: Sequence[int], size: int) -> jax.Array:
-    """The inverse of `explode`: the padding between the shards is cut out; the dim has `size` rows."""
+    """The inverse of `explode`: removes the padding between shards; the dim has `size` rows."""
     chunks = chunk_sizes(size, range(len(groups)), groups)
     if size == math.prod(groups) * chunks[-1]:
         return x
@@ -102,7 +102,7 @@ def apply_move(
       shape: the logical shape.
       hierarchy, axes: the placement's sizes and axis names.
       coords: this device's traced position along each axis.
-      owned: whether of each element of a sum one device has it, and the others zeros.
+      owned: of a sum, whether each element is nonzero on one device only.
     """
     if math.prod(shape) == 0:  # nothing to send, and XLA refuses empty collectives
         return jnp.zeros(local_shape(shape, move.after, hierarchy), x.dtype)
@@ -113,7 +113,7 @@ def apply_move(
 
 
 def dims_in_order(x: jax.Array) -> jax.Array:
-    """The same tensor, its first dim outermost in memory, whatever the compiler would have liked."""
+    """The same tensor with its first dim outermost in memory, whatever the compiler prefers."""
     return untyped.with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 

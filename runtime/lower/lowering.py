@@ -1,4 +1,4 @@
-"""Physical program -> one function per device, wrapped in `shard_map`."""
+"""Lowers a physical program to one function per device, wrapped in `shard_map`."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ NO_MARKS: Mapping[int, str] = MappingProxyType({})
 
 
 class Jitted(Protocol):
-    """What `jax.jit` makes, which JAX leaves untyped: flat arguments in, flat results out."""
+    """A jitted function, which JAX leaves untyped: flat arguments in, flat results out."""
 
     def __call__(self, *args: Leaf) -> Sequence[jax.Array]:
         """Runs it."""
 
     def trace(self, *args: Leaf) -> jax.stages.Traced:
-        """Its trace for such arguments."""
+        """Traces it for such arguments."""
 
     def lower(self, *args: Leaf) -> jax.stages.Lowered:
-        """It lowered for such arguments."""
+        """Lowers it for such arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramName:
-    """What a compiled program is called, and the line of what no op of the user stands for.
+    """The name of a compiled program, and the line of its ops that belong to no op of the user.
 
     Arguments:
       name: of the user's function.
@@ -88,10 +88,10 @@ def device_function(
     """The program of one device: local shards in, local shards out, in the order of the graph's inputs.
 
     Arguments:
-      counting: takes what exchanges count, which then is one result more.
-      sections: in which it runs one after the other; all at once if there are none.
+      counting: takes the counts of exchanges, which then are one more result.
+      sections: run one after the other; all at once if there are none.
       marks: names of steps, as of `Device`.
-      made: makes what executes the steps, given what a `Device` is given; None for a `Device`.
+      made: makes the object that runs the steps, from the arguments of a `Device`; None for a `Device`.
     """
     graph, placement = physical.graph, physical.placement
 
@@ -115,12 +115,12 @@ def device_function(
 
 
 def kept_in_order(physical: Physical) -> frozenset[int]:
-    """Values whose dims must lie in their order in memory before an all-to-all sends them.
+    """Values whose dims must keep their order in memory before an all-to-all sends them.
 
-    XLA:GPU wants the dim that is split outermost there, and gives that layout to all that is computed
+    XLA:GPU wants the dim that is split outermost there, and gives that layout to everything that is computed
     element by element before: a residual stream through all layers, whose norms then are several kernels
-    each. A copy of the one tensor is cheaper (2 % of a step of GPT with 12 layers). What a product makes may
-    lie in any order.
+    each. A copy of the one tensor is cheaper (2 % of a step of GPT with 12 layers). The result of a product
+    may have any order.
     """
     if physical.placement.platform != "gpu":
         return frozenset()
@@ -135,9 +135,9 @@ class Device:
 
     Arguments:
       coords: its traced positions along the placement's axes.
-      reports: what ops count, if somebody asks; inside a loop nobody can.
-      in_order: values whose dims lie in their order in memory where they are sent.
-      marks: names of steps, by their ids, which their instructions have too; a profile wants them.
+      reports: collects the counts of ops, if somebody asks; inside a loop nobody can.
+      in_order: values whose dims keep their order in memory where they are sent.
+      marks: names of steps by their ids, which become names of instructions; a profile wants them.
     """
 
     physical: Physical
@@ -147,7 +147,7 @@ class Device:
     marks: Mapping[int, str] = field(default_factory=dict)
 
     def run(self, steps: Sequence[Step], env: Env) -> None:
-        """Executes `steps`, adding the versions that they make to `env`."""
+        """Executes `steps`, and adds their versions to `env`."""
         i = 0
         while i < len(steps):
             step = steps[i]
@@ -167,10 +167,10 @@ class Device:
             i += 1
 
     def begin(self, ins: Leaving, env: Env) -> None:
-        """Is told of what is there before the first step."""
+        """Called with the environment before the first step."""
 
     def end(self, outs: Leaving, env: Env) -> Shards:
-        """What it gives besides the results, which it is told."""
+        """Results besides those of the program; called with these."""
         return ()
 
     def border(self, step: Border, env: Env) -> None:
@@ -188,7 +188,7 @@ class Device:
         env[step.value, step.move.after] = _widened(self.moved(x, step), env[step.value, step.move.before])
 
     def moved(self, x: jax.Array, step: Box) -> jax.Array:
-        """What is sent, after the move."""
+        """The sent tensor after the move."""
         placement, shape = self.physical.placement, self.physical.graph.values[step.value].shape
         return apply_move(x, step.move, shape, placement.shape, placement.axes, self.coords, owned=step.owned)
 
@@ -208,7 +208,7 @@ class Device:
         return i + len(boxes)
 
     def marked(self, *steps: Step) -> AbstractContextManager[None]:
-        """A context in which what is traced says which line of the user it is of, and for which rows."""
+        """A context in which traced ops have the user's line and the rows of the plan."""
         source = steps[0].source if isinstance(steps[0], Box) else steps[0].node.source
         marks = "+".join(self.marks[id(s)] for s in steps if id(s) in self.marks)
         rows = scope_of_rows([row for s in steps for row in s.rows])
@@ -251,7 +251,7 @@ class Device:
             self.reports.extend((node, x) for x in counts)
 
     def region(self, step: Border, env: Env) -> Region:
-        """A loop or a branch with what enters it here."""
+        """A loop or a branch with its inputs here."""
         wired = list(zip(ports(step.node), step.inside, strict=True))
 
         def body(k: int, entering: Mapping[int, jax.Array], leaving: Leaving) -> list[jax.Array]:
@@ -267,12 +267,12 @@ class Device:
         return Region(step.node, tuple(p for p, _ in wired), step.inside, outer, body)
 
     def entered(self, step: Border, k: int, entering: Mapping[int, jax.Array], env: Env) -> Env:
-        """What is there when a body begins.
+        """The environment of a body.
 
         Arguments:
           k: which body.
           entering: tensors, by port.
-          env: what is there outside.
+          env: the environment outside.
         """
         wired = list(zip(ports(step.node), step.inside, strict=True))
         inputs, inner = set(step.node.bodies[k].inputs), dict(env)
@@ -283,13 +283,13 @@ class Device:
 
 
 def _as_sent(box: Box, env: Env) -> jax.Array:
-    """A shard in the type in which it is sent."""
+    """A shard in the dtype in which it is sent."""
     x = env[box.value, box.move.before]
     return x if box.sent_as is None else lax.convert_element_type(x, box.sent_as)
 
 
 def _widened(moved: jax.Array, before: jax.Array) -> jax.Array:
-    """What was moved in the type that it had before."""
+    """The result of a move in the dtype that it had before."""
     return moved if moved.dtype == before.dtype else lax.convert_element_type(moved, before.dtype)
 
 
@@ -305,17 +305,17 @@ def _constant(x: Const, nd: NdSbp, placement: Placement, coords: Sequence[jax.Ar
 
 
 def rows_in(steps: Sequence[Step]) -> tuple[str, ...]:
-    """The names of all rows of the plan that some steps send something for, in order, bodies included."""
+    """The names of all rows of the plan that some steps send for, in order, bodies included."""
     return tuple(row for s, _ in walk_steps(steps) for row in s.rows)
 
 
 def shardings(
     physical: Physical, mesh: DeviceMesh, counts: int = 0
 ) -> tuple[list[NamedSharding], list[NamedSharding]]:
-    """How arguments arrive and results leave, as JAX's shardings.
+    """The shardings of arguments and results.
 
     Arguments:
-      counts: how many results there are besides, of which every device has one row.
+      counts: how many more results there are, of which every device has one row.
     """
     graph, placement = physical.graph, physical.placement
 
@@ -343,13 +343,13 @@ def lower(
     """The jitted program over `mesh` (a real or an abstract one): flat arguments in, flat results out.
 
     Arguments:
-      counting: takes what exchanges count, which then is one result more.
-      title: what it is called; None for nothing of the user's.
+      counting: takes the counts of exchanges, which then are one more result.
+      title: its name; None for no name of the user's.
       weak: per result, whether it is weakly typed; none is by default.
       options: for XLA, by name.
-      sections: in which the program runs one after the other; all at once if there are none.
+      sections: run one after the other; all at once if there are none.
       marks: names of steps, as of `Device`.
-      checks: makes a device that looks at what it makes, and gives one result more; None for none.
+      checks: makes a device that checks its results, and gives one more result; None for none.
     """
     ins, outs = shardings(physical, mesh, (counting is not None) + (checks is not None))
     on_device, taken = device_function(physical, counting, sections, marks, checks), ins
@@ -379,7 +379,7 @@ def lower(
 
 
 def _without_inputs(on_device: Callable[..., Shards], physical: Physical) -> Callable[[], Shards]:
-    """The program of one device, none of whose inputs has an element: it makes them itself."""
+    """The program of one device whose inputs have no elements: it makes them itself."""
     graph, hierarchy = physical.graph, physical.placement.shape
     inputs = [(graph.values[v], nd) for v, nd in zip(graph.inputs, physical.inputs, strict=True)]
 

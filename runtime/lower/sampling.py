@@ -1,7 +1,7 @@
 """The ids of a batch, from which the capacity of every sparse exchange is planned.
 
-All processes of a program must plan the same rooms, or their collectives would not match: what each has a
-part of is brought together first.
+All processes of a program must plan the same capacities, or their collectives would not match: so the parts
+of all processes are gathered first.
 
 Words: docs/glossary.md.
 """
@@ -32,11 +32,11 @@ def ids_of(node: Node) -> tuple[Operand, ...]:
 
 
 def with_samples(graph: Graph, example: Sequence[Leaf], again: bool = False) -> Graph:
-    """The graph whose lookups know the ids of one batch, where those can be had from the arguments.
+    """The graph whose lookups know the ids of one batch, if these follow from the arguments.
 
     Arguments:
-      example: the leaves of the arguments; those that are not arrays are not known.
-      again: whether the batch takes the place of an earlier one that others were not like.
+      example: the leaves of the arguments; only arrays have known values.
+      again: whether the batch replaces an earlier one that others were not like.
     """
     if not any(ids_of(node) for node in graph.nodes):
         return graph
@@ -54,12 +54,12 @@ def with_samples(graph: Graph, example: Sequence[Leaf], again: bool = False) -> 
 
 
 def is_known(x: object) -> bool:
-    """Whether an argument is given with its values, which all processes of the program have or can have."""
+    """Whether the values of an argument are known to all processes of the program, or can be gathered."""
     return isinstance(x, np.ndarray | jax.Array)
 
 
 def whole(x: Tensor) -> Tensor:
-    """An array as one process has it; what lies on devices of several comes to each of them."""
+    """An array as one process has it; an array on devices of several is gathered in each of them."""
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         gathered: Tensor = multihost_utils.process_allgather(x, tiled=True)
         return gathered
@@ -67,7 +67,7 @@ def whole(x: Tensor) -> Tensor:
 
 
 def lacks_samples(graph: Graph) -> bool:
-    """Whether some lookup has been planned without a batch."""
+    """Whether a lookup was planned without a batch."""
     return any(node.params.get("samples") == () for node in graph.nodes if ids_of(node))
 
 
@@ -78,7 +78,7 @@ def _sample(
     known: dict[Operand, KeySample | None],
     again: bool,
 ) -> KeySample | None:
-    """The ids of the batch; what was asked before is in `known`, so that equal ids are one sample."""
+    """The ids of the batch; `known` holds earlier ones, so that equal ids are one sample."""
     if ids not in known:
         value = ids.value if isinstance(ids, Const) else _computed(graph, ids, given)
         known[ids] = None if value is None else KeySample(np.asarray(value), again)
@@ -86,7 +86,7 @@ def _sample(
 
 
 def _computed(graph: Graph, wanted: int, given: Mapping[int, Tensor]) -> Tensor | None:
-    """A value, computed op by op from the arguments; None if that would need others, loops or much work."""
+    """A value, computed op by op from the arguments; None if that needs other values, loops or much work."""
     nodes = list(_needed(graph, wanted, given))
     results = [graph.values[v] for node in nodes for v in node.outputs]
     small = sum(int(np.prod(v.shape)) for v in results) <= MOST_ELEMENTS

@@ -1,6 +1,6 @@
-"""Programs whose results may not be NaN: which op made the first one, on which line of the user's.
+"""Programs whose results may not be NaN: raises with the first op that made one, and its line.
 
-Asked for by `Options(debug_nans=True)`, or by JAX's `jax_debug_nans` and `jax_debug_infs`. JAX would run the
+`Options(debug_nans=True)` asks for it, or JAX's `jax_debug_nans` and `jax_debug_infs`. JAX would run the
 program again op by op on every device, padding included, and knows only the lines of this package.
 """
 
@@ -43,7 +43,7 @@ TRY = "jax.debug.print beside that line; jax.numpy.where before the op, not behi
 
 
 def refused_by(options: Options) -> NotFinite:
-    """What results may not have: by the option, and by JAX's settings as they are now."""
+    """What results may not hold: by the option, and by JAX's settings now."""
     found = NotFinite.NAN if options.debug_nans else NotFinite(0)
     for name, kind in SETTINGS.items():
         found |= kind if setting(name) else NotFinite(0)
@@ -51,7 +51,7 @@ def refused_by(options: Options) -> NotFinite:
 
 
 def watch_of(options: Options) -> NanProbe | None:
-    """What looks at a program; None if nothing is refused."""
+    """The NaN probe of a program; None if nothing is refused."""
     refused = refused_by(options)
     by = BY_SETTINGS if any(map(setting, SETTINGS)) else BY_OPTION
     return NanProbe(refused, by) if refused else None
@@ -59,16 +59,16 @@ def watch_of(options: Options) -> NanProbe | None:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the devices of a program have found in one step, in words, so that processes can tell each other.
+    """The finding of the devices of a program in one step, in words, so that processes can exchange it.
 
     Arguments:
-      order: when; of all findings the least is the first.
-      where: the result that has something, or "" if it is not known here.
-      got: what it has.
-      why: what made it.
-      came: whether it came in.
+      order: its time; the least of all findings is the first.
+      where: the result that holds a NaN, or "" if it is not known here.
+      got: what it holds.
+      why: the op that made it.
+      came: whether it came in with an argument.
       ranks: of the devices of this process that had it first.
-      of: how many devices there are.
+      of: the number of devices.
       placement: all of them, in words.
     """
 
@@ -82,10 +82,10 @@ class Finding:
     placement: str = ""
 
     def with_devices(self, every: Sequence[Finding]) -> str:
-        """What made it, and all devices that had it first, of whichever process.
+        """The op that made it, and all devices that had it first, of any process.
 
         Arguments:
-          every: what all processes have found.
+          every: the findings of all processes.
         """
         alike = [f for f in every if f.ranks and (f.order[:-1], f.why) == (self.order[:-1], self.why)]
         ranks = sorted(r for f in alike for r in f.ranks)
@@ -101,14 +101,14 @@ def look(
     paths: tuple[Sequence[str], Sequence[str]],
     name: str,
 ) -> None:
-    """Waits for the vectors of all devices, and raises if a result has what is refused.
+    """Waits for the vectors of all devices, and raises if a result holds a refused value.
 
     Arguments:
       flags: "devices 7", of runtime/nan_checks/probe.py.
       paths: names of the arguments, and of the results.
 
     Raises:
-      NonFiniteError: on all processes, of what the first of their devices has found.
+      NonFiniteError: on all processes, with the first finding of any device.
     """
     rows = rows_of(flags)
     if not any(row[ANY] for _, row in rows):
@@ -130,10 +130,10 @@ def found(
     paths: tuple[Sequence[str], Sequence[str]],
     before: tuple[int, ...] = (),
 ) -> Finding | None:
-    """What devices have found; None if they have nothing to say.
+    """The finding of some devices; None if they have none.
 
     Arguments:
-      paths: names of the arguments that were looked at, and of the results.
+      paths: names of the checked arguments, and of the results.
       before: what of the step ran before, if it is a part of one.
     """
     (ins, outs), graph = paths, physical.graph
@@ -161,10 +161,10 @@ def found(
 
 
 def reader_of(stages: Sequence[int], placement: Placement) -> str:
-    """Who reads an argument of a pipeline, in words.
+    """The stages that read an argument of a pipeline, in words.
 
     Arguments:
-      stages: their numbers; () where the program has none.
+      stages: their numbers; () if the program has none.
 
     >>> from sbp.placement import placement
     >>> reader_of([1], placement("cpu", [4, 5])), reader_of([0, 3], placement("cpu", [4, 5]))
@@ -177,12 +177,12 @@ def reader_of(stages: Sequence[int], placement: Placement) -> str:
 
 
 def unmade(where: str, bad: NotFinite) -> Finding:
-    """A result that has something, if nobody knows which op has made it."""
+    """A result that holds a refused value if it is not known which op has made it."""
     return Finding((LAST,), where, bad.words, "no op of the program was seen to make it")
 
 
 def _operands(site: ProbedOp, had: NotFinite) -> str:
-    """What the op was given."""
+    """The op's operands, in words."""
     what = "the shards that were added up" if site.summed else "its operands"
     return f"{what} have {had.words}" if had else f"{what} are finite"
 
@@ -195,7 +195,7 @@ def _where(ranks: Sequence[int], of: int, placement: str) -> str:
 
 
 def raise_first(mine: Sequence[Finding], name: str, legal: str) -> None:
-    """Raises the first finding of all processes, if a result is bad; all processes come here.
+    """Raises the first finding of all processes, if a result is bad; all processes call this.
 
     Raises:
       NonFiniteError: the same one on all.
@@ -218,7 +218,7 @@ def _problem(every: Sequence[Finding], legal: str) -> Problem:
 
 
 def kinds_in(x: jax.Array) -> NotFinite:
-    """What an array has, which may lie on devices of several processes: all of them come here."""
+    """The kinds of values of an array, which may lie on devices of several processes: all of them call this."""
     if is_key(x.dtype) or not jnp.issubdtype(x.dtype, jnp.inexact):
         return NotFinite(0)
     nan, infinite = map(bool, np.asarray(_looked_at(x)))

@@ -1,14 +1,14 @@
-"""A program that looks at what every op makes: which op made the first NaN, on which device, of what.
+"""A program that checks the results of every op: it finds the op, device and operands of the first NaN.
 
 The checks are a part of the compiled program, so that a donated argument need not be kept to run the step
-again. Each tensor is reduced to one number on its device, without its padding; what is kept of them is one
-small vector per device, carried through loops and branches.
+again. Each tensor is reduced to one number on its device, without its padding; one small vector per device is
+kept, and carried through loops and branches.
 
     clock | when | site + 1 | kinds of the operands | first bad argument + 1 | first bad result + 1 | any bad
 
-The clock counts what was looked at. All devices go through the same loops, so it is the same time on all.
-A partial sum is looked at as it lies: a NaN in one summand is a NaN of the sum, and one that only the sum
-has (infinity minus infinity) is found behind the move that adds up.
+The clock counts checks. All devices go through the same loops, so it is the same time on all. A partial sum
+is checked as it is: a NaN in one summand is a NaN of the sum, and one that only the sum has (infinity minus
+infinity) is found after the move that adds up.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BEGUN: Version = (MARK - 1, ())
 
 
 class NotFinite(IntFlag):
-    """What kinds of numbers a tensor has that are not finite."""
+    """The kinds of values of a tensor that are not finite."""
 
     NAN = 1
     INFINITY = 2
@@ -64,12 +64,12 @@ _NONE = NotFinite(0)
 
 @dataclass(frozen=True)
 class ProbedOp:
-    """Where something is looked at.
+    """A check.
 
     Arguments:
-      what: the op that made it, with its line, in words.
-      value, nd: which of its results, as it lies.
-      summed: whether it is looked at behind the move that adds it up.
+      what: the op that made the value, with its line, in words.
+      value, nd: which of its results, and its signature.
+      summed: whether it is checked after the move that adds it up.
     """
 
     what: str
@@ -80,12 +80,12 @@ class ProbedOp:
 
 @dataclass(frozen=True)
 class ProbeFinding:
-    """Something that was looked at, before it is written down.
+    """The result of a check, before it is stored.
 
     Arguments:
       site: its number, from 1 on.
-      made: what kinds of numbers it has.
-      operands: what those have that it was made of.
+      made: the kinds of its values.
+      operands: the kinds of its operands.
     """
 
     site: int
@@ -95,12 +95,12 @@ class ProbeFinding:
 
 @dataclass
 class NanProbe:
-    """What is looked at in a program.
+    """The checks of a program.
 
     Arguments:
-      refused: what a result may not have.
-      legal: what it may have, and who demands that.
-      sites: in the order in which they were traced; one in a loop may stand here more than once.
+      refused: the kinds of values that a result may not hold.
+      legal: what it may hold, and who demands that.
+      sites: in the order in which they were traced; one in a loop may occur more than once.
     """
 
     refused: NotFinite
@@ -108,7 +108,7 @@ class NanProbe:
     sites: list[ProbedOp] = field(default_factory=list)
 
     def another(self) -> NanProbe:
-        """One like it, for another program."""
+        """A probe with the same settings, for another program."""
         return NanProbe(self.refused, self.legal)
 
     def device(
@@ -119,27 +119,27 @@ class NanProbe:
         in_order: frozenset[int] = frozenset(),
         marks: Mapping[int, str] | None = None,
     ) -> CheckedDevice:
-        """A device that looks at what it makes; arguments as of `Device`."""
+        """A device that checks the results of its ops; arguments as of `Device`."""
         made_by = physical.graph.producers()
         return CheckedDevice(physical, coords, reports, in_order, marks or {}, self, made_by)
 
 
 @dataclass(frozen=True)
 class CheckedDevice(Device):
-    """Executes steps on one device's shards, and looks at what each of them makes."""
+    """Executes steps on one device's shards, and checks the result of each."""
 
     watch: NanProbe = field(default_factory=lambda: NanProbe(NotFinite.NAN))
     producers: Mapping[int, Node] = field(default_factory=dict)
     seen: list[ProbeFinding] = field(default_factory=list)
 
     def run(self, steps: Sequence[Step], env: Env) -> None:
-        """Executes `steps`, and notes at their end what was seen in them."""
+        """Executes `steps`, and stores the findings at their end."""
         here = replace(self, seen=[])
         super(CheckedDevice, here).run(steps, env)
         here.noted(env)
 
     def begin(self, ins: Leaving, env: Env) -> None:
-        """Begins to look: at the arguments."""
+        """Checks the arguments."""
         first = self._first([self.kinds(x, nd, env) for x, nd in ins])
         env.update({MARKS: jnp.zeros(4, np.int32), BEGUN: first})
 
@@ -163,7 +163,7 @@ class CheckedDevice(Device):
         return first
 
     def kinds(self, x: Operand, nd: NdSbp, env: Env) -> jax.Array | NotFinite:
-        """What this device's shard of a tensor has, as an int32; it is looked at once."""
+        """The kinds of values of this device's shard, as an int32; each shard is checked once."""
         if isinstance(x, Const):
             return kinds_of(np.asarray(x.value, x.dtype))
         value = self.physical.graph.values[x]
@@ -181,7 +181,7 @@ class CheckedDevice(Device):
         return found
 
     def note(self, site: ProbedOp, operands: Sequence[jax.Array | NotFinite], env: Env) -> None:
-        """Looks at what was made; `noted` writes it down."""
+        """Checks a result; `noted` stores the finding."""
         made = self.kinds(site.value, site.nd, env)
         if isinstance(made, NotFinite):
             return
@@ -189,7 +189,7 @@ class CheckedDevice(Device):
         self.seen.append(ProbeFinding(len(self.watch.sites), made, operands))
 
     def noted(self, env: Env) -> None:
-        """Writes down the first that has what is refused, of all that was seen since this was called last.
+        """Stores the first bad finding since this was called last.
 
         All at once: marks that change with every op would be a chain of thousands of fusions, each of which
         XLA computes again for the next, so that compiling takes minutes.
@@ -216,14 +216,14 @@ class CheckedDevice(Device):
         self.seen.clear()
 
     def compute(self, step: Compute, env: Env) -> None:
-        """Runs one op, and looks at its results."""
+        """Runs one op, and checks its results."""
         super().compute(step, env)
         had = [self.kinds(x, nd, env) for x, nd in zip(step.node.inputs, step.strategy.operands, strict=True)]
         for v, nd in writes(step):
             self.note(ProbedOp(said_of(step.node), v, nd), had, env)
 
     def move(self, step: Box, env: Env) -> None:
-        """Moves a tensor, and looks at it if that has added up something."""
+        """Moves a tensor, and checks it if the move adds up."""
         super().move(step, env)
         self.added(step, env)
 
@@ -236,7 +236,7 @@ class CheckedDevice(Device):
         return end
 
     def added(self, step: Box, env: Env) -> None:
-        """Looks at what a move has added up."""
+        """Checks the result of a move that adds up."""
         before, after = step.move.before, step.move.after
         pairs = zip(before, after, strict=True)
         node = self.producers.get(step.value)
@@ -246,7 +246,7 @@ class CheckedDevice(Device):
             )
 
     def border(self, step: Border, env: Env) -> None:
-        """Runs a loop or a branch, through which the marks are carried as one value more."""
+        """Runs a loop or a branch, with the marks as one more carried value."""
         self.noted(env)
         outs = CONTROL[step.node.op].lower(self.region(step, env))
         wired = [p for p in ports(step.node) if p.result is not None]
@@ -268,7 +268,7 @@ class CheckedDevice(Device):
         )
 
     def entered(self, step: Border, k: int, entering: Mapping[int, jax.Array], env: Env) -> Env:
-        """What is there when a body begins."""
+        """The environment of a body."""
         at = len(ports(step.node))
         inner = super().entered(step, k, {i: x for i, x in entering.items() if i != at}, env)
         return {**inner, MARKS: entering[at]}
@@ -281,7 +281,7 @@ def said_of(node: Node) -> str:
 
 
 def kinds_of(x: NDArray[np.generic]) -> NotFinite:
-    """What a scalar of the program has.
+    """The kind of a scalar of the program.
 
     >>> [kinds_of(np.float32(x)).words for x in ("nan", "-inf", "3")]
     ['NaN', 'infinity', '']

@@ -1,8 +1,8 @@
-"""A look at a state before it is saved: which leaves are not finite, and which are all zero.
+"""Checks a state before it is saved: which leaves are not finite, and which are all zero.
 
-The arrays of a set of devices are looked at there, in one fused reduction of three flags a leaf; nothing but
-the flags comes to the host. What is not finite is judged against the last good state: masks with -inf, and
-optimizers that keep an inf, were so before.
+The arrays are checked on their devices, in one fused reduction of three flags a leaf; only the flags come to
+the host. They are compared with the last good state: masks with -inf, and optimizers that keep an inf, had
+them before.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAMES = (NAN, INFINITE, ZERO)
 
 
 def traits_of(state: PyTree) -> dict[str, frozenset[str]]:
-    """What this process sees of a state; all processes that have some of an array come here.
+    """The traits of a state that this process sees; all processes that have some of an array call this.
 
     >>> sorted(traits_of({"w": np.array([1.0, np.inf])})["['w']"])
     ['inf']
@@ -56,10 +56,10 @@ def traits_of(state: PyTree) -> dict[str, frozenset[str]]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a look has found.
+    """The result of a check.
 
     Arguments:
-      bad: paths of leaves that are not finite, and were; with what they are.
+      bad: paths of leaves that are not finite, and were; with their values.
       zeroed: paths of parameters that are all zero, and were not.
     """
 
@@ -67,7 +67,7 @@ class Verdict:
     zeroed: tuple[str, ...]
 
     def enforce(self, where: str) -> None:
-        """Refuses a state that is not good.
+        """Raises for a bad state.
 
         Arguments:
           where: what was to be saved, for the message.
@@ -80,11 +80,11 @@ class Verdict:
 
 
 def verdict(state: PyTree, now: Traits, good: Traits, exempt: Sequence[str]) -> Verdict:
-    """How a state compares with the last good one.
+    """Compares a state with the last good one.
 
     Arguments:
       now, good: the traits of the state, and of the last good one.
-      exempt: patterns of paths, such as "opt_state/*", whose leaves may be as they like.
+      exempt: patterns of paths, such as "opt_state/*", whose leaves are not checked.
     """
     names = {jax.tree_util.keystr(p): simple_path(p) for p, _ in jax.tree.leaves_with_path(state)}
     nothing = frozenset[str]()
@@ -94,7 +94,7 @@ def verdict(state: PyTree, now: Traits, good: Traits, exempt: Sequence[str]) -> 
 
 
 def simple_path(path: Sequence[Any]) -> str:
-    """The path of a leaf as patterns are written for it.
+    """The path of a leaf in the form of patterns.
 
     >>> simple_path(jax.tree.leaves_with_path({"a": [1]})[0][0])
     'a/0'
@@ -103,12 +103,12 @@ def simple_path(path: Sequence[Any]) -> str:
 
 
 def first_not_finite(where: str, leaves: Sequence[str]) -> str:
-    """A warning: a first step that has leaves that are not finite."""
+    """A warning: the first step has leaves that are not finite."""
     return f"{where}: {', '.join(leaves[:MOST_SHOWN])} not finite in the first step that is saved"
 
 
 def zeroed(where: str, leaves: Sequence[str]) -> str:
-    """A warning: parameters that have become zero."""
+    """A warning: parameters have become zero."""
     return f"{where}: all elements of {', '.join(leaves[:MOST_SHOWN])} have become zero"
 
 
@@ -116,7 +116,7 @@ def zeroed(where: str, leaves: Sequence[str]) -> str:
 
 
 def _not_finite(where: str, bad: Sequence[tuple[str, str]]) -> Problem:
-    """A state that has become NaN or infinite."""
+    """The problem of a state that has become NaN or infinite."""
     named = ", ".join(f"{path} ({what})" for path, what in bad[:MOST_SHOWN])
     more = f" and {len(bad) - MOST_SHOWN} more" if len(bad) > MOST_SHOWN else ""
     why = "every run that goes on from it is lost; it was not so in the last good step"
@@ -129,8 +129,10 @@ def _is_exempt(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _is_parameter(path: str) -> bool:
-    """Whether a leaf is one of the parameters, by the names that states are given: the first of a tuple, or
-    "params". The sums of an optimizer that accumulates gradients are zero every so often."""
+    """Whether a leaf is one of the parameters, by the names of states: the first of a tuple, or "params".
+
+    The sums of an optimizer that accumulates gradients are zero every so often.
+    """
     return path.startswith("[0]") or "params" in path.partition("]")[0]
 
 
@@ -143,7 +145,7 @@ def _is_inexact(x: Leaf) -> bool:
 
 
 def _devices_of(x: jax.Array) -> Any:
-    """What arrays of one program must have in common."""
+    """A key that is equal for arrays which one program can reduce."""
     return x.sharding.mesh if isinstance(x.sharding, NamedSharding) else x.sharding
 
 
@@ -152,10 +154,10 @@ def _flags(x: Any, numpy: Any) -> Any:
 
 
 def _quick_flags(x: jax.Array) -> Any:
-    """The same, in one pass where all is well: the sum of squares is finite then, and not zero. It takes a
-    twentieth of the time on a CPU. Where it is not so, also for huge elements, all is looked at closely.
+    """The same flags in one pass for the usual case: the sum of squares is finite, and not zero.
 
-    A maximum would not do: XLA's code for CPUs, and collectives, may lose a NaN there.
+    It takes a twentieth of the time on a CPU. Otherwise, also for huge elements, everything is checked
+    closely. A maximum would not do: XLA's code for CPUs, and collectives, may lose a NaN there.
     """
     if not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize == 1:
         return _flags(x, jnp)
@@ -175,7 +177,7 @@ def _flags_of_all(xs: tuple[jax.Array, ...]) -> jax.Array:
 
 @functools.lru_cache(maxsize=16)
 def _reduction(mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> Callable[..., jax.Array]:
-    """The look at the arrays of one set of devices: each looks at its own parts, and has the flags of all."""
+    """The check of the arrays of one set of devices: each checks its own parts, and gets the flags of all."""
 
     def looked(*parts: jax.Array) -> Any:
         nan, infinite, zero = jnp.stack([_quick_flags(x) for x in parts]).T
