@@ -218,7 +218,7 @@ def _problem(every: Sequence[Finding], legal: str) -> Problem:
 
 
 def kinds_in(x: jax.Array) -> NotFinite:
-    """The kinds of values of an array, which may lie on devices of several processes: all of them call this."""
+    """The kinds of values of an array over devices of several processes, all of which call this."""
     if is_key(x.dtype) or not jnp.issubdtype(x.dtype, jnp.inexact):
         return NotFinite(0)
     nan, infinite = map(bool, np.asarray(_looked_at(x)))
