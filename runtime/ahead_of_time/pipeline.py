@@ -1,6 +1,6 @@
-"""The pieces of a pipeline compiled, and none of them run: what its processes would compile, what that needs.
+"""Compiles the pieces of a pipeline without running them, as its processes would, and reports their needs.
 
-In: what was planned, and devices that need not be here; out: a `PipelineReport`. Used by `Program.report`.
+In: a plan, and devices that may be absent. Out: a `PipelineReport`. Used by: `Program.report`.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ MeshOf: TypeAlias = Callable[[Placement], Mesh]
 
 @dataclass(frozen=True)
 class CompiledText:
-    """A program as XLA has compiled it.
+    """A program that XLA has compiled.
 
     Arguments:
       program: XLA's executable.
-      size_bytes: of it, serialised; None where the backend cannot.
+      size_bytes: of it, serialised; None if the backend cannot serialise it.
       cpu_seconds: of lowering and compiling, of all threads.
     """
 
@@ -62,7 +62,7 @@ class Compiling:
     """Compiles programs, each text once.
 
     Arguments:
-      platform: what to lower for; None for that of the devices.
+      platform: to lower for; None for that of the devices.
     """
 
     platform: str | None
@@ -141,8 +141,7 @@ class _Reporting:
     def pieces(
         self, cut: Cut, slots: Slots, merged: bool
     ) -> dict[Part, tuple[CompiledPiece, frozenset[Slot]]]:
-        """The pieces of a placement, in an order in which they can run, each with the slots that it is given
-        for good."""
+        """The pieces of a placement, in an order in which they can run, each with slots that it may donate."""
         built, stages = self.built, self.built.stages
         donate = built.donate if built.stacked is None else built.stacked.donated(built.donate)
         taken, title = given_away(slots, cut, donate), ProgramName(stages.name, stages.traced.source)
@@ -174,8 +173,7 @@ class _Reporting:
         return out
 
     def simulated(self, cuts: Sequence[Cut], places: Sequence[ComparedPlace]) -> tuple[Any, float | None]:
-        """The schedule with the simulated times of compiled pieces, and the seconds of a step; None for chips
-        that cannot be simulated."""
+        """The schedule with simulated times of pieces, and the seconds of a step; None without rates."""
         stages = self.built.stages
         seconds = {
             (k, p.part): None if p.simulation is None else p.simulation.seconds
@@ -201,14 +199,14 @@ class _Reporting:
         return timeline, float(timeline.makespan) + outside + once
 
     def ways(self, cuts: Sequence[Cut], slots: Sequence[Slots]) -> list[ComparedTransfer]:
-        """What crosses between placements, compiled as processes do that have one of them each."""
+        """The transfers between placements, compiled as by processes that have one placement each."""
         stages = self.built.stages
         return [
             self.way(way, self.transfer(way, cuts, slots), stages.microbatches) for way in ways(stages, cuts)
         ]
 
     def transfer(self, way: TransferTime, cuts: Sequence[Cut], slots: Sequence[Slots]) -> StageTransfer:
-        """A tensor that crosses, on the devices of both sides: senders first, as XLA wants them in order."""
+        """A tensor that is sent, on the devices of both sides: senders first, as XLA wants them in order."""
         out, into = cuts[way.source], cuts[way.target]
         leaves = (out.passed if way.inside else out.sent)[way.value]
         comes = (into.fed if way.inside else into.received)[way.value]
@@ -224,7 +222,7 @@ class _Reporting:
         return StageTransfer(held.shape, held.dtype, *lying)
 
     def way(self, way: TransferTime, transfer: StageTransfer, microbatches: int) -> ComparedTransfer:
-        """One of them."""
+        """One transfer."""
         crossing = transfer.crossing
         key, made = self.compiling.get(lambda: crossing.program.trace(crossing.given))
         return ComparedTransfer(
@@ -263,12 +261,12 @@ def pipeline_report(
     platform: str | None = None,
     domain_devices: int | None = None,
 ) -> PipelineReport:
-    """What XLA makes of the pieces of a pipeline.
+    """The report of the compiled pieces of a pipeline.
 
     Arguments:
       mesh_of: the devices to compile for.
-      chip: what they are, whose rates pieces are simulated with; None for no simulation.
-      platform: what to lower for; None for that of the devices.
-      domain_devices: devices that NVLink connects, if not as many as usual for the chip.
+      chip: the chip whose rates pieces are simulated with; None for no simulation.
+      platform: to lower for; None for that of the devices.
+      domain_devices: devices that NVLink connects, if not the chip's default.
     """
     return _Reporting(built, mesh_of, chip, domain_devices, Compiling(platform)).report()

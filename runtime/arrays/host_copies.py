@@ -1,4 +1,4 @@
-"""Arrays that lie on devices of several processes, or of another one, brought to the host of each."""
+"""Copies of arrays on devices of several processes, or of another one, on the host of each."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _here(x: Leaf, engine: TransferEngine) -> Leaf:
 
 
 def _of_all(x: jax.Array, engine: TransferEngine) -> jax.Array:
-    """An array of some processes only, such as a stage's, on devices of all."""
+    """An array of some processes only, such as that of a stage, on devices of all."""
     lies = x.sharding
     if jax.process_count() == 1 or not isinstance(lies, NamedSharding):
         return x

@@ -1,9 +1,7 @@
-"""State of stages that one process has alone: spread over the devices of all processes while it is saved or
-restored.
+"""The state of stages within one process, spread over the devices of all processes to save or restore it.
 
-orbax takes an array that all of its processes know, or one of one process that is the only one. So each
-array of a stage within one process crosses, leaf by leaf, to all devices; every process then writes its
-share of it.
+orbax takes an array that all of its processes know, or one of a process that is the only one. So each array
+of a stage within one process is sent, leaf by leaf, to all devices; every process then writes its part.
 """
 
 from __future__ import annotations
@@ -20,14 +18,14 @@ from sbp.runtime.processes.addressable import absent, takes_part
 
 
 def is_of_one(sharding: object) -> TypeGuard[NamedSharding]:
-    """Whether one of several processes has all of an array, and the others know of it."""
+    """Whether one of several processes has all of an array, which the others know."""
     if jax.process_count() == 1 or not isinstance(sharding, NamedSharding):
         return False
     return len({d.process_index for d in sharding.mesh.devices.flat}) == 1
 
 
 def spread_sharding(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
-    """How such an array lies on the devices of all processes: split as often as a dim allows."""
+    """The sharding of such an array over the devices of all processes: split as often as a dim allows."""
     platform = sharding.mesh.devices.flat[0].platform
     devices = sorted(jax.devices(platform), key=lambda d: d.process_index)
     mesh = Mesh(np.array(devices, dtype=object).reshape(jax.process_count(), -1), ("process", "device"))
@@ -40,7 +38,7 @@ def spread_sharding(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSha
 
 
 def spread(x: Leaf, engine: TransferEngine) -> Leaf:
-    """A leaf as it is saved; all processes come here with all leaves in one order."""
+    """A leaf as it is saved; all processes call this with all leaves in one order."""
     if not isinstance(x, jax.Array) or not is_of_one(x.sharding):
         return x
     transfer = StageTransfer(x.shape, x.dtype, x.sharding, spread_sharding(x.sharding, x.shape))
@@ -48,7 +46,7 @@ def spread(x: Leaf, engine: TransferEngine) -> Leaf:
 
 
 def gathered(x: Leaf, sharding: NamedSharding, dtype: DType, engine: TransferEngine) -> jax.Array:
-    """A leaf that was restored spread, where it was asked for."""
+    """A leaf that was restored spread, under the wanted sharding."""
     transfer = StageTransfer(x.shape, dtype, x.sharding, sharding)
     found = engine.send(x, transfer)
     return absent(x.shape, sharding, dtype) if found is None else found

@@ -1,9 +1,8 @@
-"""Plans on disk: what a search has found, a file each, in the user's cache folder or one of their choice.
+"""Plans on disk: the results of searches, a file each, in the user's cache folder or another one.
 
-Files are compressed JSON (`zcat` shows one), read by a parser that can do no more than that: whoever has
-written one, it can only choose among the signatures that the rules allow. A file that cannot be read, or that
-another version of this library or of JAX has written, is as good as none; a folder that cannot be written
-costs a search, and no error.
+Files are compressed JSON (`zcat` shows one). Whoever has written a file, it can only choose among the
+signatures that the rules allow. A file that cannot be read, or of another version of this library or of JAX,
+counts as missing. A folder that cannot be written costs a search, and raises no error.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ class PlanFolder:
 
     Arguments:
       path: made when the first plan is saved.
-      most_bytes: what the files may take together.
+      most_bytes: the limit on the sum of the files.
     """
 
     path: Path
     most_bytes: float = MOST_BYTES
 
     def load(self, key: str) -> ChoiceRecord | None:
-        """What was saved under a key; None if there is no such file, or it cannot be read."""
+        """The plan of a key; None if there is no such file, or it cannot be read."""
         packed = self._files.read(self._name(key))
         record = None if packed is None else _read(packed, key)
         LOG.info("signatures %s in the cache (%s)", "not" if record is None else "found", self.path)
@@ -62,12 +61,12 @@ class PlanFolder:
         return self._file(key).is_file()
 
     def save(self, key: str, record: ChoiceRecord) -> None:
-        """Writes a file; one that is there is replaced, and no reader sees half of one."""
+        """Writes a file; an old one is replaced, and no reader sees half of a file."""
         data = {"format": FORMAT, "version": VERSION, "key": key, **record_data(record)}
         self._files.write(self._name(key), gzip.compress(json.dumps(data).encode(), mtime=0))
 
     def _name(self, key: str) -> str:
-        """Files of other versions have other names, and go when they are old."""
+        """The file name of a key; files of other versions have other names, and are deleted with age."""
         return hashlib.sha256(f"{versions()} {code_digest()} {key}".encode()).hexdigest()[:40]
 
     def _file(self, key: str) -> Path:
@@ -79,7 +78,7 @@ class PlanFolder:
 
 
 def _read(packed: bytes, key: str) -> ChoiceRecord | None:
-    """The record in a file; None if it is of another key, or cannot be read."""
+    """The record in a file; None if it has another key, or cannot be read."""
     try:
         unpacked = zlib.decompressobj(GZIP)
         data = json_of(unpacked.decompress(packed, MOST_PLAN_BYTES))
@@ -94,7 +93,7 @@ def _read(packed: bytes, key: str) -> ChoiceRecord | None:
 
 @cache
 def code_digest() -> str:
-    """The digest of the compiler's own files: a plan is of the version that has made it, released or not."""
+    """The digest of the compiler's own files: a plan belongs to the version that made it, released or not."""
     found = hashlib.sha256()
     for file in sorted(_files()):
         found.update(file.read_bytes())
@@ -109,7 +108,7 @@ def _files() -> Iterator[Path]:
 
 
 def store_of(options: Options) -> PlanFolder | None:
-    """Where a compilation keeps its plans; None if it keeps none.
+    """The store of a compilation; None if it keeps no plans.
 
     Of several processes process 0 plans, and so has the only store.
     """

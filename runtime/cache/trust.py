@@ -1,9 +1,9 @@
-"""Whether a file of code may be run: only its user and root can have written it, or a key has signed it.
+"""Decides whether a file of code may be run: only its user and root can have written it, or a key signed it.
 
-A compiled program is code, and its checksum says that it is whole, not who made it. So a file is read only if
-it belongs to the user or to root, and nobody else can write it or a folder above it; what is looked at is the
-file that is read, by its descriptor. Where others write too, HMAC-SHA256 with a key that they share says that
-one of them has written it. Windows has no such owners and modes: there nothing is looked at.
+A compiled program is code. Its checksum proves that it is whole, but not who made it. So a file is read only
+if it belongs to the user or to root, and nobody else can write it or a folder above it; the opened file
+itself is checked, by its descriptor. Where others write too, HMAC-SHA256 with a shared key proves that one of
+them has written it. Windows has no such owners and modes: there nothing is checked.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ ACL = "system.posix_acl_access"
 
 
 class NotTrustedError(Exception):
-    """Others could have written a file: `str` of it says who."""
+    """Others could have written a file; `str` names them."""
 
 
 def digest(key: bytes | None, *parts: bytes) -> bytes:
-    """What stands before a program: SHA-256 of its parts, or HMAC-SHA256 of them with a key.
+    """The digest before a program: SHA-256 of its parts, or HMAC-SHA256 of them with a key.
 
     >>> digest(None, b"a", b"b") == digest(None, b"ab"), digest(b"k", b"a", b"b") == digest(b"k", b"ab")
     (True, False)
@@ -44,16 +44,16 @@ def digest(key: bytes | None, *parts: bytes) -> bytes:
 
 
 def is_digest(given: bytes, key: bytes | None, *parts: bytes) -> bool:
-    """Whether a digest is that of some parts; it takes equally long wherever it is wrong."""
+    """Whether a digest belongs to some parts; the time does not depend on where it is wrong."""
     return hmac.compare_digest(given, digest(key, *parts))
 
 
 def read_file(path: str | os.PathLike[str], key: bytes | None) -> bytes:
-    """A file of code.
+    """Reads a file of code.
 
     Arguments:
-      key: that must have signed it, as who calls this sees from its digest; None for a file that only the
-        user and root can have written.
+      key: the key of its signature, which the caller checks; None for a file that only the user and root can
+        have written.
 
     Raises:
       NotTrustedError: if there is no key and others could have written it, or if it is no regular file.
@@ -78,13 +78,13 @@ def read_file(path: str | os.PathLike[str], key: bytes | None) -> bytes:
 
 
 def write_file(path: Path, data: bytes, key: bytes | None) -> None:
-    """Writes a file as a whole; who reads meanwhile sees the one that was there.
+    """Writes a file in one step; readers see the old one until then.
 
     Arguments:
-      key: None for a file of the user alone; one that is signed has the rights that the user gives to files.
+      key: None for a file of the user alone; a signed file has the usual rights of the user's files.
 
     Raises:
-      OSError: if it cannot be written; what was there still is.
+      OSError: if it cannot be written; the old file stays.
     """
     path.parent.mkdir(0o700 if key is None else 0o777, parents=True, exist_ok=True)
     unfinished = f"{path}.{uuid.uuid4().hex}"
@@ -101,10 +101,10 @@ def write_file(path: Path, data: bytes, key: bytes | None) -> None:
 
 
 def others_of_folder(path: str | os.PathLike[str]) -> str | None:
-    """Who else could put files into a folder, or put another one into its place; None if nobody can.
+    """Who else could put files into a folder, or replace it; None if nobody can.
 
     Arguments:
-      path: of the folder; of one that is not there yet, what is above it is looked at.
+      path: of the folder; if it does not exist, the folders above it count.
     """
     real = os.path.realpath(path)
     with suppress(FileNotFoundError):
@@ -116,7 +116,7 @@ def others_of_folder(path: str | os.PathLike[str]) -> str | None:
 
 
 def _others_above(path: str) -> str | None:
-    """Who else could put another file or folder into the place of one; in a sticky folder its owner alone."""
+    """Who else could replace a file or folder; in a sticky folder only its owner."""
     with suppress(FileNotFoundError):
         for folder in reversed(Path(path).parents):
             found = os.lstat(folder)
@@ -126,7 +126,7 @@ def _others_above(path: str) -> str | None:
 
 
 def _others(path: str, found: os.stat_result, is_sticky: bool = False) -> str | None:
-    """Who else could have written what is at a path."""
+    """Who else could have written a file or folder."""
     if not HAS_OWNERS:
         return None
     if found.st_uid not in (os.geteuid(), ROOT):
@@ -143,7 +143,7 @@ def _writers(path: str, found: os.stat_result) -> Iterator[str]:
 
 
 def _is_private(path: str, found: os.stat_result) -> bool:
-    """Whether a group has the file's user alone: many systems make one of the same name for each user."""
+    """Whether a group has no other user: many systems make a group of the same name for each user."""
     import grp
     import pwd
 
@@ -156,7 +156,7 @@ def _is_private(path: str, found: os.stat_result) -> bool:
 
 
 def _has_list(path: str) -> bool:
-    """Whether further users and groups are listed: then the group's bits are those of all of them."""
+    """Whether an access list names further users and groups: then the group's bits are those of all of them."""
     try:
         return ACL in os.listxattr(path, follow_symlinks=False)
     except (OSError, AttributeError):  # no such lists there

@@ -1,4 +1,4 @@
-"""Arguments of a call: checked, named, and brought to where the program wants them."""
+"""Arguments of a call: checked, named, and moved to the shardings of a program."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOT_TAKEN = object()  # stands for a leaf that cannot be taken, where the others
 
 
 def abstract(leaf: Leaf) -> Abstract:
-    """The shape, dtype and weakness of a leaf, as JAX would trace it.
+    """The shape, dtype and weak type of a leaf, as JAX would trace it.
 
     Raises:
       TypeError: if JAX cannot take it.
@@ -54,8 +54,11 @@ def abstract(leaf: Leaf) -> Abstract:
 
 
 def with_types(placement: Placement, leaves: Sequence[Leaf]) -> Placement:
-    """The placement with the types of axes that arguments have, where it leaves them open: those of the first
-    one that lies on explicit axes of these names, as results of `jax.jit` are of their mesh."""
+    """The placement with the axis types of the arguments, where it leaves them open.
+
+    These are the types of the first argument on explicit axes of the same names; results of `jax.jit` have
+    those of their mesh.
+    """
     if placement.axis_types:
         return placement
     shape = dict(zip(placement.axes, placement.shape, strict=True))
@@ -67,10 +70,10 @@ def with_types(placement: Placement, leaves: Sequence[Leaf]) -> Placement:
 
 
 def seen(leaves: Sequence[Leaf]) -> tuple[Any, ...] | None:
-    """What of the leaves decides which program runs, in the least time; None if a leaf is to be looked at.
+    """A key of the leaves that decides which program runs, found quickly; None if a leaf has to be checked.
 
-    Leaves that are seen alike are alike to `abstract`, and nothing keeps them from being taken. Whether an
-    array still exists is looked at each time: JAX 0.10 crashes where it does not.
+    Leaves with equal keys have equal `abstract`, and are valid. Whether an array still exists is checked each
+    time: JAX 0.10 crashes if it does not.
 
     >>> a, b = jax.numpy.ones(2), jax.numpy.zeros(2)
     >>> seen([a, np.ones(2), 1.0]) == seen([b, np.zeros(2), 2.0]), seen(["text"])
@@ -83,7 +86,7 @@ def seen(leaves: Sequence[Leaf]) -> tuple[Any, ...] | None:
 
 
 def _seen(leaf: Leaf) -> Any:
-    """As `seen`, of one leaf."""
+    """The key of one leaf, as in `seen`."""
     kind = type(leaf)
     if kind is ARRAY:
         return None if leaf.is_deleted() else leaf.aval
@@ -99,7 +102,7 @@ def _seen(leaf: Leaf) -> Any:
 
 
 def weaken(x: jax.Array) -> jax.Array:
-    """The same value, weakly typed: it came from Python scalars, and `shard_map` forgets that."""
+    """The same value with a weak type: it came from Python scalars, and `shard_map` drops that."""
     weak: jax.Array = primitives.convert_element_type_p.bind(
         x, new_dtype=x.dtype, weak_type=True, sharding=None
     )
@@ -107,7 +110,7 @@ def weaken(x: jax.Array) -> jax.Array:
 
 
 def is_weak(leaf: Leaf) -> bool:
-    """Whether a result is weakly typed; what JAX cannot take is not."""
+    """Whether a result has a weak type; False for values that JAX cannot take."""
     try:
         return abstract(leaf)[2]
     except TypeError:
@@ -120,11 +123,11 @@ def struct(a: Abstract, lies: NamedSharding | None = None) -> jax.ShapeDtypeStru
 
 
 def check_leaf(leaf: Leaf, i: int, names: LeafNames, concrete: bool) -> Problem | None:
-    """What keeps leaf `i` of a call from being taken.
+    """The problem of leaf `i` of a call, or None.
 
     Arguments:
-      names: of all leaves; asked for only if there is a problem.
-      concrete: whether the program is to run, so that values are needed.
+      names: of all leaves; asked only if there is a problem.
+      concrete: whether the program will run, so that values are needed.
     """
     if isinstance(leaf, jax.core.Tracer):
         return _traced(leaf, names()[i])
@@ -188,7 +191,7 @@ def _deleted(leaf: jax.Array, path: str) -> Problem:
 
 
 def _too_wide(leaf: Host, i: int, names: LeafNames) -> Problem | None:
-    """64-bit integers that JAX would silently cut to 32 bits."""
+    """The problem of 64-bit integers that JAX would silently cut to 32 bits."""
     cut = _cut(leaf)
     if cut is None:
         return None
@@ -213,7 +216,7 @@ def _cut(leaf: Host) -> tuple[Any, Any, np.iinfo[Any]] | None:
 
 
 def check_static(static: Sequence[Static]) -> Iterator[Problem]:
-    """Static arguments that a program cannot be remembered by."""
+    """The problems of static arguments that cannot be part of a key."""
     for i, kind, value in static:
         try:
             hash(value)
@@ -229,7 +232,7 @@ def check_static(static: Sequence[Static]) -> Iterator[Problem]:
 
 
 def check_compile(fn: object, placement: object, options: object) -> Iterator[Problem]:
-    """What is wrong with the arguments of `compile`."""
+    """The problems of the arguments of `compile`."""
     if not callable(fn):
         yield Problem(
             "argument",

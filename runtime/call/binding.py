@@ -1,4 +1,4 @@
-"""A call taken apart: keywords brought to their positions, static arguments apart, the others as leaves."""
+"""Binds the arguments of a call: keywords at their positions, static arguments apart, others as leaves."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Static: TypeAlias = tuple[int | str, type, object]
 
 @dataclass(frozen=True, slots=True)
 class ChosenParameters:
-    """Some parameters of a function: by position, and by name where they are given by keyword.
+    """Some parameters of a function: by position, and by name if they are passed by keyword.
 
     Arguments:
-      argnums: as given; those that count from the end of the parameters are made to count from the front,
-        if the function says how many it has.
+      argnums: as given; negative ones are counted from the front, if the function has a known number of
+        parameters.
       argnames: as given, with the names of the positions, and the other way round.
     """
 
@@ -39,11 +39,11 @@ class ChosenParameters:
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of one call, taken apart.
+    """The bound arguments of one call.
 
     Arguments:
-      args, kwargs: all of them; what was given by keyword stands at its position, if those before it do.
-      static, static_names: positions and names of those that are not traced.
+      args, kwargs: all of them; a keyword argument stands at its position, if those before it do.
+      static, static_names: positions and names of static arguments.
       leaves, tree: of the others, as a pair of positional and keyword arguments.
     """
 
@@ -60,27 +60,27 @@ class Call:
         return args, kwargs
 
     def full(self, dynamic: Sequence[PyTree]) -> list[PyTree]:
-        """All positional arguments, those that are not static replaced."""
+        """All positional arguments, with those that are not static replaced."""
         rest = iter(dynamic)
         return [a if i in self.static else next(rest) for i, a in enumerate(self.args)]
 
     @property
     def static_kwargs(self) -> dict[str, Any]:
-        """The static arguments that are given by keyword."""
+        """The static keyword arguments."""
         return {k: self.kwargs[k] for k in self.static_names}
 
     def without_values(self) -> Call:
-        """The same without the values of what is traced: it keeps no memory."""
+        """The same without the values of traced arguments: it holds no memory."""
         return replace(self.with_leaves([None] * len(self.leaves)), leaves=[])
 
     def with_leaves(self, leaves: Sequence[Leaf]) -> Call:
-        """The same of other values."""
+        """The same with other leaves."""
         args, kwargs = self.traced(leaves)
         named = {**kwargs, **self.static_kwargs}
         return replace(self, args=tuple(self.full(args)), kwargs=named, leaves=list(leaves))
 
     def values(self) -> tuple[Static, ...]:
-        """The static arguments, with their types: 1, 1.0 and True are equal, but not the same program."""
+        """The static arguments, with their types: 1, 1.0 and True are equal, but make other programs."""
         if not self.static and not self.static_names:
             return ()
         given: list[tuple[int | str, object]] = [(i, self.args[i]) for i in sorted(self.static)]
@@ -115,16 +115,16 @@ class Call:
 
 @dataclass(frozen=True)
 class Parameters:
-    """What the parameters of a function are to `compile`.
+    """The parameters of a function, as `compile` uses them.
 
     Arguments:
       name: of the function.
-      positional: names of the parameters that have a position; None where the function does not tell.
-      unnamed: how many of them cannot be given by keyword.
-      required: names of all that have no default.
-      rest: the name of `*args`, if it has that; `others`: names of those that have no position.
+      positional: names of the positional parameters; None if the function has no signature.
+      unnamed: how many of them cannot be passed by keyword.
+      required: names of all parameters without a default.
+      rest: the name of `*args`, if there is one; `others`: names of keyword-only parameters.
       any_keyword: whether it takes all keywords.
-      static, donate: those that are not traced, and whose memory results may take.
+      static, donate: the static and the donated parameters.
     """
 
     name: str
@@ -139,7 +139,7 @@ class Parameters:
 
     @staticmethod
     def of(fn: Callable[..., object]) -> Parameters:
-        """Those of a function; some builtins do not tell."""
+        """The parameters of a function; some builtins have no signature."""
         name = getattr(fn, "__name__", "the function")
         try:
             found = list(inspect.signature(fn).parameters.values())
@@ -162,11 +162,11 @@ class Parameters:
 
     @property
     def count(self) -> int | None:
-        """How many arguments may be given by position; None for any number."""
+        """How many arguments can be positional; None for any number."""
         return None if self.positional is None or self.rest is not None else len(self.positional)
 
     def chosen(self, argnums: int | Iterable[int], argnames: str | Iterable[str]) -> ChosenParameters:
-        """Parameters by position and by name: one says the other, as in `jax.jit`."""
+        """Parameters by position and by name: each implies the other, as in `jax.jit`."""
         nums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
         names = {argnames} if isinstance(argnames, str) else set(argnames)
         if self.positional is None:
@@ -178,7 +178,7 @@ class Parameters:
         return ChosenParameters(tuple(dict.fromkeys((*nums, *at))), frozenset(names | named))
 
     def take(self, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]) -> Call:
-        """Takes a call apart."""
+        """Binds a call."""
         if kwargs:
             args, kwargs = self.by_position(args, kwargs)
         if not self.static.argnums and not self.static.argnames:
@@ -206,7 +206,7 @@ class Parameters:
         return tuple(moved), left
 
     def check(self, call: Call) -> Iterator[Problem]:
-        """Arguments that are missing, given twice, or that the function does not have."""
+        """The problems of a call: arguments that are missing, given twice, or unknown."""
         if self.positional is None:
             return
         here = self.positional[: len(call.args)]
@@ -235,7 +235,7 @@ class Parameters:
                 yield Problem("argument", f"{self.name}({name}=...)", f"{name!r}", legal, takes, fix)
 
     def shown(self) -> list[str]:
-        """The parameters as a reader knows them."""
+        """The parameters as text."""
         optional = {*(self.positional or ()), *self.others} - {*self.required}
         names = [f"{k}=..." if k in optional else k for k in self.positional or ()]
         names += [f"*{self.rest or ''}"] if self.rest is not None or self.others else []
@@ -249,7 +249,7 @@ def parameters(
     static_argnums: int | Iterable[int],
     static_argnames: str | Iterable[str],
 ) -> tuple[Parameters, list[Problem]]:
-    """The parameters of a function as `compile` is told of them, and what is wrong with that."""
+    """The parameters of a function for `compile`, and the problems."""
     own = Parameters.of(fn)
     donate, static = own.chosen(donate_argnums, donate_argnames), own.chosen(static_argnums, static_argnames)
     wrong = [*_no_position(own, donate_argnums, "donate_argnums")]

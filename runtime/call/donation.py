@@ -1,4 +1,4 @@
-"""Memory that is given away: who else has it, and copies that nobody else can give away."""
+"""Donated memory: who else holds it, and copies that nobody else holds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LeafSharding: TypeAlias = jax.sharding.Sharding | None
 
 
 def buffers(x: jax.Array) -> frozenset[tuple[int, int]]:
-    """Where the shards of an array lie: (device id, address); of those that this process can see.
+    """The memory of the shards of an array, as (device id, address), of those that this process can see.
 
     >>> x = jnp.ones(4)
     >>> buffers(x) == buffers(jax.device_put(x, x.sharding)), buffers(x) == buffers(x + 0)
@@ -37,12 +37,12 @@ def buffers(x: jax.Array) -> frozenset[tuple[int, int]]:
 
 
 def own_copy(x: ArrayLike, sharding: jax.sharding.Sharding, name: str) -> jax.Array:
-    """An array that lies as wanted in memory of its own: what becomes of `x` later is not its matter.
+    """An array under the wanted sharding in memory of its own, so that donating it does not affect `x`.
 
-    `device_put` alone would leave what is in place where it is, even with `may_alias=False`.
+    `device_put` alone would return an array that is in place, even with `may_alias=False`.
 
     Raises:
-      DonationError: if `x` is gone already.
+      DonationError: if `x` was deleted.
     """
     if isinstance(x, jax.Array) and x.is_deleted():
         raise DonationError(_closed_over(x, name))
@@ -65,14 +65,14 @@ def _closed_over(x: jax.Array, name: str) -> Problem:
 
 @dataclass
 class Owners:
-    """Finds donated leaves whose memory another leaf of the same call has too.
+    """Finds donated leaves that share memory with another leaf of the same call.
 
-    To compare addresses takes longer than to run a small program, so a leaf is looked at when its layout is
-    a new object: the results of a compiled program have the same one each time.
+    Comparing addresses takes longer than running a small program, so a leaf is checked when its layout is a
+    new object: the results of a compiled program have the same one each time.
 
     Arguments:
-      donate: positions of the leaves that are donated.
-      layouts: per leaf, the layout with which it was last found to be alone.
+      donate: positions of donated leaves.
+      layouts: per leaf, the layout with which it last shared no memory.
     """
 
     donate: tuple[int, ...]
@@ -81,7 +81,7 @@ class Owners:
     def check(
         self, leaves: Sequence[Leaf], layouts: Sequence[LeafSharding], names: LeafNames
     ) -> list[Problem]:
-        """What is wrong with the leaves of a call.
+        """The problems of the leaves of a call.
 
         Arguments:
           layouts: of these leaves.
@@ -131,12 +131,12 @@ def _shared(x: jax.Array, same: bool, path: str, other: str) -> Problem:
 
 
 def distinct(leaves: Sequence[Leaf]) -> bool:
-    """Whether no object comes twice."""
+    """Whether no object occurs twice."""
     return len(set(map(id, leaves))) == len(leaves)
 
 
 def layouts_of(leaves: Sequence[Leaf]) -> list[LeafSharding]:
-    """How the leaves lie."""
+    """The layouts of the leaves."""
     try:
         return list(map(SHARDING, leaves))
     except AttributeError:

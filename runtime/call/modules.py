@@ -1,6 +1,6 @@
 """Arguments that are modules of a library: what a program may do with them, and what to pass instead.
 
-No library is imported: a module is known by where its classes were defined.
+No library is imported: a module is recognised by where its classes were defined.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INSTEAD = {
 
 
 def library_of(x: object) -> str:
-    """The library whose module `x` is, or "" for anything else; nnx.State, which holds arrays, is none."""
+    """The library of a module `x`, or "" for anything else; nnx.State, which holds arrays, is no module."""
     if isinstance(x, Mapping):
         return ""
     homes = [c.__module__ for c in type(x).__mro__]
@@ -35,7 +35,7 @@ def library_of(x: object) -> str:
 
 
 def libraries(tree: PyTree) -> list[str]:
-    """Per leaf of a pytree the library whose module it belongs to, or ""."""
+    """Per leaf of a pytree the library of its module, or ""."""
     out: list[str] = []
     for x in jax.tree.leaves(tree, is_leaf=lambda x: bool(library_of(x)) or _is_mapping_of_arrays(x)):
         out += [library_of(x)] * len(jax.tree.leaves(x))
@@ -48,7 +48,7 @@ def _is_mapping_of_arrays(x: object) -> bool:
 
 
 def advised(problems: Sequence[Problem | None], tree: PyTree) -> list[Problem]:
-    """The problems of leaves, None where there is none; those of a module name what its library offers."""
+    """The problems of leaves, None for valid ones; those of a module name what its library offers."""
     known = libraries(tree) if any(problems) else ()
     out = []
     for p, library in zip(problems, known, strict=False):
@@ -60,12 +60,12 @@ def advised(problems: Sequence[Problem | None], tree: PyTree) -> list[Problem]:
 
 @dataclass
 class ModuleWatch:
-    """Runs a function and remembers what it replaced inside nnx modules among its arguments.
+    """Runs a function and records which leaves it replaces inside nnx modules among its arguments.
 
     Arguments:
       fn: the function.
-      static: positions of arguments that are not traced.
-      replaced: the leaves, by their names; what the results hold too is not lost.
+      static: positions of static arguments.
+      replaced: the leaves, by their names; leaves that the results hold too are not lost.
     """
 
     fn: Callable[..., PyTree]
@@ -73,7 +73,7 @@ class ModuleWatch:
     replaced: list[str] = field(default_factory=list)
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        """What the function returns."""
+        """The result of the function."""
         before = self.variables(args, kwargs)
         out = self.fn(*args, **kwargs)
         if before:
@@ -96,9 +96,9 @@ class ModuleWatch:
         return {n: x for n, x, lib in zip(names, leaves, held, strict=True) if lib == NNX}
 
     def lost(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> list[Problem]:
-        """What the function changed in modules that it was given, and did not return.
+        """What the function changed in modules among its arguments, and did not return.
 
-        Calls such as nnx.remat replace every variable of a module by itself: those are told apart by a trace.
+        Calls such as nnx.remat replace every variable of a module by itself: a trace tells these apart.
 
         Arguments:
           args, kwargs: of the function; static arguments as they are, the others may be shapes.

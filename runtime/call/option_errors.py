@@ -1,4 +1,4 @@
-"""What is wrong with options of a compilation, whatever the program is.
+"""The problems of options of a compilation that do not depend on the program.
 
 Plans, schedules and stages are checked against the program, when it is built.
 """
@@ -28,12 +28,12 @@ from sbp.runtime.processes.process_group import process_group
 
 @dataclass(frozen=True, slots=True)
 class LegalOption:
-    """What an option may be.
+    """The legal values of an option.
 
     Arguments:
       words: for the user.
       test: whether a value is legal.
-      why: for what the option is.
+      why: the purpose of the option.
       fix: an example.
     """
 
@@ -135,7 +135,7 @@ LEGAL: Mapping[str, LegalOption] = {
 
 
 def check_options(options: Options) -> Iterator[Problem]:
-    """What is wrong with every option that can be told by itself, those of groups too."""
+    """The problems of every option by itself, those of groups too."""
     yield from _check_group(options)
     for group in (options.exchange, options.pipeline):
         if isinstance(group, ExchangeOptions | PipelineOptions):  # else that is said already
@@ -159,7 +159,7 @@ def _check_group(group: Options | ExchangeOptions | PipelineOptions) -> Iterator
 
 
 def _dtype_name(x: Any) -> str:
-    """The name of what is meant as a dtype; "" if it is none."""
+    """The name of a dtype; "" if it is none."""
     if x is None:
         return ""
     try:
@@ -169,7 +169,7 @@ def _dtype_name(x: Any) -> str:
 
 
 def _why_not(x: Any) -> str:
-    """Why rows cannot travel in a type; "" if it is none."""
+    """Why rows cannot be sent in a dtype; "" if they can."""
     name = _dtype_name(x)
     if not name:
         return ""
@@ -187,7 +187,7 @@ def _time_limit(options: Options) -> float | None:
 
 
 def terms_of(options: Options, progress: Progress | None = None) -> Terms:
-    """What options say of every placement of a program; and who is told how far a search is."""
+    """The options of every placement of a program; and the function that takes the progress of a search."""
     return Terms(
         time_limit_seconds=_time_limit(options),
         memory_limit_bytes=options.memory_limit_bytes,

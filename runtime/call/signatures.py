@@ -1,4 +1,4 @@
-"""What the user asked of arguments and results, read for a placement, with stages or without."""
+"""The user's signatures of arguments and results, read for a placement, with stages or without."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from sbp.signature import NdSbp
 
 @dataclass(frozen=True)
 class Signatures:
-    """What the user asked of arguments and results.
+    """The user's signatures of arguments and results.
 
     Arguments:
       args, kwargs, out: the trees, of shapes.
-      in_sbp, out_sbp: as given to `compile`; the former beside the arguments.
-      remarks: on what the program itself says.
+      in_sbp, out_sbp: as given to `compile`; the former bound to the arguments.
+      remarks: on what the program itself annotates.
     """
 
     traced: Traced
@@ -35,24 +35,24 @@ class Signatures:
     remarks: Sequence[str] = ()
 
     def on(self, placement: Placement) -> tuple[list[NdSbp | None], list[NdSbp | None], list[Problem]]:
-        """Signatures of all leaves of arguments and results, read for a placement, and what is wrong."""
+        """Signatures of all leaves of arguments and results on a placement, and the problems."""
         paths = self.traced.in_paths
         ins, wrong = self.in_sbp.resolve(self.args, self.kwargs, paths, placement)
         outs, also = resolve(self.out_sbp, self.out, self.traced.out_paths, placement, "out_sbp")
         return ins, outs, [*wrong, *also]
 
     def ties(self, ins: Sequence[NdSbp | None], outs: Sequence[NdSbp | None]) -> Ties:
-        """Which result is which argument's next value, given the signatures of all leaves."""
+        """The argument that each result is the next value of, given the signatures of all leaves."""
         return ties(self.traced, self.args, self.kwargs, self.out, ins, outs)
 
     @property
     def notes(self) -> list[str]:
-        """Remarks on what was asked."""
+        """Remarks on the signatures."""
         remarks = [*self.remarks, *self.in_sbp.notes(self.args, self.kwargs, self.traced.in_paths)]
         return remarks + scalar_notes(self.out_sbp, self.out, self.traced.out_paths, "out_sbp")
 
     def asked(self) -> Asked:
-        """The same for the leaves that a placement has; an argument of several is signed on its first one."""
+        """The same for the leaves of a placement; an argument of several counts for the first one."""
         signed: dict[int, Placement] = {}
 
         def asked(placement: Placement, given: Sequence[int], back: Sequence[int]) -> tuple[Signed, Signed]:

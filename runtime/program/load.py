@@ -1,4 +1,4 @@
-"""A program out of a file: it is called like the one that was saved, and nothing of it is compiled again."""
+"""Loads a program from a file: it is called like the one that was saved, and nothing is compiled."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from sbp.signature import AUTO
 
 
 class LoadedProgram(Program[Any, Any]):
-    """A compiled program that `sbp.load_executable` has read: a `Program` for one signature of its arguments.
+    """A compiled program from `sbp.load_executable`: a `Program` for one signature of its arguments.
 
-    It can be called, and knows its plan and how arguments and results lie. The function itself is not in the
-    file, so there is nothing to trace: `lower`, `source`, `trace` and `report` are refused.
+    It can be called, and has its plan and its shardings. The function itself is not in the file, so there is
+    nothing to trace: `lower`, `source`, `trace` and `report` are refused.
     """
 
     def __init__(self, signature: SavedSignature, built: CompiledProgram | CompiledPipeline) -> None:
@@ -44,7 +44,7 @@ class LoadedProgram(Program[Any, Any]):
         self._latest = call, built, signature.avals
 
     def _mesh(self, leaves: Sequence[Leaf]) -> Hashable:
-        """Nothing: it is traced no more."""
+        """Nothing: it is never traced."""
         return ()
 
     def _build(
@@ -55,7 +55,7 @@ class LoadedProgram(Program[Any, Any]):
         concrete: bool,
         same: Sequence[object] = (),
     ) -> NoReturn:
-        """Refused: there is no function to build anything of."""
+        """Refused: there is no function to build."""
         assert self._latest is not None
         mine = Shapes(self._latest[1].traced.in_paths, self.signature.avals)
         raise ExecutableError(_other_call(self, Shapes(call.paths(self.fn), tuple(avals)).since(mine)))
@@ -68,7 +68,7 @@ class LoadedProgram(Program[Any, Any]):
         raise ExecutableError(_no_function(self, "lower"))
 
     def save_executable(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: the file that it was read from is what can be copied."""
+        """Refused: copy the file that it was loaded from."""
         raise ExecutableError(_no_function(self, "save_executable"))
 
 

@@ -1,4 +1,4 @@
-"""The collectives of a compiled program: what each sends, for which rows of the plan, and when."""
+"""The collectives of a compiled program: their bytes, their rows of the plan, and their times."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class CompiledCollective:
     """One collective of the compiled program, at one call site.
 
     Arguments:
-      instruction: its name there.
-      kind, group_size: as of `Collective`.
+      instruction: its name.
+      kind, group_size: as in `Collective`.
       count: executions per step.
-      wire_bytes: what one device sends per step.
-      asynchronous: whether kernels may run while it is under way.
-      dtypes: XLA's element types of what is sent, one per tensor.
+      wire_bytes: the bytes that one device sends per step.
+      asynchronous: whether kernels may run beside it.
+      dtypes: XLA's element types, one per tensor.
       rows: the names of the plan's collectives that it is executed for.
       source: the user's line.
       conditional: whether it runs only if a bucket of keys of a sparse exchange is fuller than planned.
-      seconds, exposed_seconds: simulated, per step: how long it takes, and how long kernels wait for it; None
-        where no chip is known.
-      during: the kernels that run while it is under way, by name.
+      seconds, exposed_seconds: simulated, per step: its time, and the time in which kernels wait for it; None
+        if the chip is not known.
+      during: the kernels that run beside it, by name.
     """
 
     instruction: str
@@ -96,7 +96,7 @@ def timed(found: Sequence[CompiledCollective], simulation: Simulation) -> list[C
 
 
 def _sites(meter: Meter) -> list[MeteredCollective]:
-    """The collectives of a program; those of an instruction whose computation has two callers are one."""
+    """The collectives of a program; an instruction whose computation has two callers is one."""
     sites: dict[str, MeteredCollective] = {}
     for c in (*meter.collectives, *meter.overflow):
         if c.instruction in sites:
@@ -107,7 +107,7 @@ def _sites(meter: Meter) -> list[MeteredCollective]:
 
 
 def asynchronous_names(module: Module) -> set[str]:
-    """The instructions that have a `-start` and a `-done`, or that a computation holds which has them.
+    """The instructions that have a `-start` and a `-done`, or lie in a computation that has them.
 
     XLA writes those that it schedules back to back without the two halves, or marks them `is_sync`.
     """

@@ -1,4 +1,4 @@
-"""The matrix products of HLO: which instructions multiply matrices, of which sizes, on which units."""
+"""The matrix products of HLO: the instructions that multiply matrices, with sizes and units."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class MatrixProduct:
     """`count` products of [batch, m, k] by [batch, k, n].
 
     Arguments:
-      operands: the units that make it, as `sbp.rates.matmuls.matmul_seconds` has them.
-      passes: how often they go over it, for an algorithm that splits operands into parts.
+      operands: the units that compute it, as in `sbp.rates.matmuls.matmul_seconds`.
+      passes: how often they run, for an algorithm that splits operands into parts.
       fused: whether they follow each other in one kernel, one's result an operand of the next.
     """
 
@@ -59,7 +59,7 @@ _ALGORITHMS = {
 
 
 def products_of(instruction: Instruction, operands: Sequence[ArrayShape]) -> tuple[MatrixProduct, ...] | None:
-    """The matrix products of one instruction; None if it is none that is known to make any.
+    """The matrix products of one instruction; None if it has no known ones.
 
     Arguments:
       operands: the shapes of its operands.
@@ -117,7 +117,7 @@ def _rest(shape: ArrayShape, without: Sequence[int]) -> int:
 
 
 def _units(left: ArrayShape, right: ArrayShape, precision: Sequence[str]) -> str:
-    """What multiplies two arrays: XLA cuts float32 to TF32 unless a precision is asked for."""
+    """The units that multiply two arrays: XLA cuts float32 to TF32 unless a precision is asked for."""
     wide = max((left, right), key=lambda a: a.bytes / max(1, a.elements))
     units = _UNITS.get(wide.dtype, "f8")
     exact = units == "f32" and any(word != "default" for word in precision)

@@ -1,8 +1,8 @@
-"""A scheduled GPU program -> when each kernel and each collective runs, and what a step takes.
+"""Simulates a scheduled GPU program: when each kernel and each collective runs, and the time of a step.
 
 Kernels run one after another, in the order of the text. Collectives run beside them, those inside an NVLink
 domain and those between domains each one after another: a `-start` as soon as its wires are free, and its
-`-done` lets the kernels wait for its end. What the model leaves out is in docs/simulator.md.
+`-done` lets the kernels wait for its end. docs/simulator.md lists what the model leaves out.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def simulate(
 
 @dataclass(slots=True)
 class _Record:
-    """An event in the making."""
+    """An event, while it is recorded."""
 
     first: Event
     times: float = 0
@@ -85,7 +85,7 @@ class _Record:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """One execution of something on wires, and when it ends."""
+    """One execution on wires, and its end."""
 
     record: _Record
     end: float
@@ -94,7 +94,7 @@ class _Begun:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where an instruction stands, for how many executions it is simulated, and who called it."""
+    """The computation of an instruction, the executions that it stands for, and its callers."""
 
     computation: Computation
     times: float
@@ -103,7 +103,7 @@ class _Place:
 
 @dataclass(slots=True)
 class _State:
-    """Where a simulation stands."""
+    """The state of a simulation."""
 
     now: float = 0.0  # when the kernels that were launched have ended
     free: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WIRES, 0.0))
@@ -209,7 +209,7 @@ class _Walk:
         return [self._send(x, place, traffic.resource, traffic.timing(self._chip), traffic.bytes)]
 
     def _copy(self, x: Instruction, place: _Place) -> None:
-        """A copy that has a start and a done: to or from the host's memory, else one more kernel."""
+        """A copy with a start and a done: to or from the host's memory; any other is one more kernel."""
         shapes = arrays(x.shape)[:2]
         if all(shape.space != _HOST_SPACE for shape in shapes):
             self._kernel(x, place)
@@ -219,7 +219,7 @@ class _Walk:
         self._state.pending[x.name] = [self._send(x, place, HOST, timing, size)]
 
     def _async(self, x: Instruction, place: _Place) -> None:
-        """A computation that has a start and a done: its collectives run beside the kernels."""
+        """A computation with a start and a done: its collectives run beside the kernels."""
         (name,) = x.called("calls")
         inner = _Place(self._module.computations[name], place.times, (*place.path, x.name))
         begun: list[_Begun] = []
@@ -231,7 +231,7 @@ class _Walk:
         self._state.pending[x.name] = begun
 
     def _send(self, x: Instruction, place: _Place, resource: str, timing: Timing, size: float) -> _Begun:
-        """Puts something on its wires, where it begins when they are free."""
+        """Puts something on its wires, where it starts when they are free."""
         state = self._state
         start = max(state.now, state.free[resource])
         state.free[resource] = start + timing.seconds
@@ -292,7 +292,7 @@ class _Walk:
         self._record(x, place, LOOPS, start, Timing(state.now - start, "formula"), 0.0, 0.0)
 
     def _trips(self, x: Instruction, place: _Place) -> int:
-        """How often a loop runs; once, and its name kept, where the text does not say."""
+        """How often a loop runs; if the text does not have it, once, and its name is kept."""
         trips = trip_count(self._module.computations, place.computation, x)
         if trips is not None:
             return trips
@@ -302,7 +302,7 @@ class _Walk:
         return 1
 
     def _conditional(self, x: Instruction, place: _Place) -> None:
-        """The branch that takes longest: which one runs is not in the text."""
+        """The branch that takes longest: the text does not have which one runs."""
         before, ends = self._state, {}
         for name in x.called(*_BRANCHES):
             self._state = copy.deepcopy(before)
