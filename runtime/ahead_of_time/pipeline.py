@@ -141,7 +141,7 @@ class _Reporting:
     def pieces(
         self, cut: Cut, slots: Slots, merged: bool
     ) -> dict[Part, tuple[CompiledPiece, frozenset[Slot]]]:
-        """The pieces of a placement, in an order in which they can run, each with slots that it may donate."""
+        """The pieces of a placement, in an order in which they can run, each with slots it may donate."""
         built, stages = self.built, self.built.stages
         donate = built.donate if built.stacked is None else built.stacked.donated(built.donate)
         taken, title = given_away(slots, cut, donate), ProgramName(stages.name, stages.traced.source)

@@ -156,7 +156,7 @@ def _is_private(path: str, found: os.stat_result) -> bool:
 
 
 def _has_list(path: str) -> bool:
-    """Whether an access list names further users and groups: then the group's bits are those of all of them."""
+    """Whether an access list names more users and groups: then the group's bits are those of all of them."""
     try:
         return ACL in os.listxattr(path, follow_symlinks=False)
     except (OSError, AttributeError):  # no such lists there
