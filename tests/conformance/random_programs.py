@@ -122,7 +122,7 @@ def shared_bytes(physical: Physical) -> float:
         for s, n in inside
         for t in communication_of(physical.graph, s.node, s.strategy.lying, hierarchy)
     )
-    once = sum(e.times * x.talk.wire_bytes for x, e in talking(physical) if isinstance(x, Inside))
+    once = sum(e.times * x.communication.wire_bytes for x, e in talking(physical) if isinstance(x, Inside))
     return every - once
 
 
