@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sbp.passes.boxing.links import Network
 from sbp.passes.explain.choices import PlanFigures
-from sbp.passes.explain.collectives import talking
+from sbp.passes.explain.collectives import communicating
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.flow import Flow
@@ -25,7 +25,7 @@ def evaluated(physical: Physical, network: Network, donated: Sequence[int]) -> P
     takes = Evaluator(physical, network, donated)
     sent = sum(
         how.times * (takes.box_bytes(what) if isinstance(what, Box) else what.communication.wire_bytes)
-        for what, how in talking(physical)
+        for what, how in communicating(physical)
     )
     return PlanFigures(takes.seconds(), takes.scheduled().seconds, sent, takes.peak_bytes())
 

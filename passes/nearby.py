@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sbp.annotation import annotate_p
-from sbp.passes.explain.collectives import Inside, talking
+from sbp.passes.explain.collectives import Inside, communicating
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.reasons import Reasons
 from sbp.passes.explain.targets import Target
@@ -161,5 +161,5 @@ class LineTargets:
     def sent(self, physical: Physical) -> Iterator[tuple[Box | Inside, str]]:
         """All that a program sends, and the line of each."""
         reasons = Reasons(physical, Names(physical.graph, (), ()))
-        for what, _ in talking(physical):
+        for what, _ in communicating(physical):
             yield what, str(reasons.source(what) if isinstance(what, Box) else what.step.node.source)

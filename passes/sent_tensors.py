@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sbp.annotation import annotate_p
 from sbp.passes.boxing.links import Network
 from sbp.passes.explain.choices import SentAt
-from sbp.passes.explain.collectives import Inside, row_name, talking
+from sbp.passes.explain.collectives import Inside, communicating, row_name
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.reasons import Reasons
 from sbp.passes.explain.targets import Target
@@ -25,7 +25,7 @@ def sent_at(physical: Physical, network: Network, donated: Sequence[int]) -> tup
     """What a program sends, by kind, line and shape."""
     takes, reasons = Evaluator(physical, network, donated), Reasons(physical, Names(physical.graph, (), ()))
     found: dict[tuple[str, str, tuple[int, ...]], float] = {}
-    for what, how in talking(physical):
+    for what, how in communicating(physical):
         if isinstance(what, Box):
             key = what.move.kind, str(reasons.source(what)), tuple(physical.sent(what)[0])
             seconds = takes.box_seconds(what)
@@ -39,7 +39,7 @@ def sent_at(physical: Physical, network: Network, donated: Sequence[int]) -> tup
 
 def moves_of(physical: Physical, c: Collective) -> list[Box | Inside]:
     """What a row of a plan stands for: the moves, or what ops send."""
-    whats = {row_name(i): what for i, (what, _) in enumerate(talking(physical))}
+    whats = {row_name(i): what for i, (what, _) in enumerate(communicating(physical))}
     return [whats[name] for name in c.name.split("+") if name in whats]
 
 

@@ -44,7 +44,7 @@ def explain(
         _moved(row_name(i), s, n, takes, reasons, step)
         if isinstance(s, Box)
         else _inside(row_name(i), s, n, takes, reasons, step)
-        for i, (s, n) in enumerate(talking(physical))
+        for i, (s, n) in enumerate(communicating(physical))
     )
     return PlanData(
         name,
@@ -102,7 +102,7 @@ class Inside:
     """A collective inside an op.
 
     Arguments:
-      position: which of the op's talks it is.
+      position: which of the op's collectives it is.
     """
 
     step: Compute
@@ -110,7 +110,7 @@ class Inside:
     position: int
 
 
-def talking(physical: Physical) -> list[tuple[Box | Inside, Executed]]:
+def communicating(physical: Physical) -> list[tuple[Box | Inside, Executed]]:
     """One per `Plan.collectives`: the moves and the ops that send something, and how often each is run."""
     first: dict[int, tuple[Box | Inside, Executed]] = {}
     for row, what, how in rows_of(physical):

@@ -21,7 +21,7 @@ from sbp.passes.physical.streams import Stream, Task, task_times
 from sbp.passes.program.control import assumed_trips, ports
 
 SentId: TypeAlias = tuple[int, int]
-"""A collective: the id of its step, and which of the talks of an op it is; `MOVE` for a move."""
+"""A collective: the id of its step, and which of the collectives of an op it is; `MOVE` for a move."""
 MOVE = -1
 
 

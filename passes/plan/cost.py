@@ -127,10 +127,10 @@ def seconds_of(
         key = lying(operands, s.operands), lying(results, s.results)
         if key not in known:
             known[key] = _local_work(graph, node, *key, traffic).seconds(network.hardware)
-        talking = sum(
+        communicating = sum(
             communication_seconds(t, network) for t in communication_of(graph, node, s.lying, hierarchy)
         )
-        found.append(known[key] + talking)
+        found.append(known[key] + communicating)
     return found
 
 

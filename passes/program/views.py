@@ -114,7 +114,7 @@ def declared(node: Node, local: Local) -> list[Communication]:
 
 
 def _communication_problems(node: Node, communication: Sequence[object], local: Local) -> Iterator[Problem]:
-    where, n = f"the talks of {node.op!r}", len(node.inputs)
+    where, n = f"the communication of {node.op!r}", len(node.inputs)
     axes = len((*local.operands, *local.results)[0].hierarchy)
     for t in communication:
         if not isinstance(t, Communication):

@@ -142,7 +142,7 @@ class Rates:
         return STEP_SECONDS + (0.0 if free else self._per(moved_bytes, rate))
 
     def collective_seconds(self, axes: Sequence[int], sent: float) -> float:
-        """Of a collective, by the link that its slowest group talks through."""
+        """Of a collective, by the link that its slowest group uses."""
         slowest = min((self._link(g) for g in self._groups(axes)), key=lambda x: _rate(x["bytes_per_second"]))
         return float(slowest["latency_seconds"]) + self._per(sent, slowest["bytes_per_second"])
 

@@ -25,7 +25,7 @@ import numpy as np
 import sbp
 from sbp.errors import RuleError
 from sbp.hardware.catalogue import Hardware, Link
-from sbp.passes.explain.collectives import Inside, talking
+from sbp.passes.explain.collectives import Inside, communicating
 from sbp.passes.physical.program import Compute, Physical
 from sbp.passes.program.views import communication_of, op_of
 from sbp.runtime.hlo.meter import read_compiled, read_hlo
@@ -122,7 +122,9 @@ def shared_bytes(physical: Physical) -> float:
         for s, n in inside
         for t in communication_of(physical.graph, s.node, s.strategy.lying, hierarchy)
     )
-    once = sum(e.times * x.communication.wire_bytes for x, e in talking(physical) if isinstance(x, Inside))
+    once = sum(
+        e.times * x.communication.wire_bytes for x, e in communicating(physical) if isinstance(x, Inside)
+    )
     return every - once
 
 

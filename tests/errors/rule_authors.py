@@ -1,4 +1,4 @@
-"""What the tests of messages to authors of rules, bodies and talks share."""
+"""What the tests of messages to authors of rules, bodies and declarations share."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,7 +22,7 @@ PRODUCT = primitive("authors_product", lambda x, w: x @ w)
 AT = "at {line}"
 RULE = f"the rule of 'authors_double' {AT}"
 BODY = f"the body of 'authors_double' {AT}"
-TALKS = f"the talks of 'authors_double' {AT}"
+TALKS = f"the communication of 'authors_double' {AT}"
 REGISTER = "register_rule('authors_double')"
 SIGNATURES = "S(dim), B, P, P('max') or P('min')"
 LIST = "an op may have several results, so a body always returns a list"
@@ -70,7 +70,7 @@ def said(**talk: Any) -> Call:
     return planned("a b -> a b", communication=lambda local: [Communication(**{**known, **talk})])
 
 
-def talking(local: Any, x: Any) -> list[Any]:
+def sending(local: Any, x: Any) -> list[Any]:
     """What a neighbour has, and what all have."""
     return [x + 0 * local.shifted(x, [0], 1) + 0 * local.gathered(x, [0])[0]]
 

@@ -22,7 +22,7 @@ from tests.errors.rule_authors import (
     planned,
     run,
     said,
-    talking,
+    sending,
 )
 
 pytestmark = pytest.mark.usefixtures("forgotten")
@@ -91,8 +91,8 @@ BODIES: Messages = {
         "float32[16, 6] has the signature [S(1)] on 8 devices",
         "local=: a body of its own, with the parameters of a shard (local.bind(*args, shape=...))",
     ),
-    "a body that talks of more than it says": (
-        run(talking, communication=permutes),
+    "a body that sends more than it declares": (
+        run(sending, communication=permutes),
         RuleError,
         BODY,
         "all_gather over 'x'",
@@ -100,7 +100,7 @@ BODIES: Messages = {
         "the plan would neither show nor price it",
         "communication=: a function of the same Local, yielding sbp.rules.Communication('all_gather', ...)",
     ),
-    "a body that talks, and says nothing": (
+    "a body that sends, and declares nothing": (
         run(lambda local, x: [local.total(x, [0]) - x]),
         RuleError,
         BODY,
@@ -175,7 +175,7 @@ DECLARED: Messages = {
         "the placement has 1",
         "such as layout.axes(dim)",
     ),
-    "no list of talks": (
+    "no list of communications": (
         planned("a b -> a b", communication=lambda local: None),
         RuleError,
         TALKS,
