@@ -57,7 +57,7 @@ def test_a_fault_in_a_pass_is_an_error_of_ours(name: str, at: str, monkeypatch: 
 def test_the_op_and_its_line_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = replace(REGISTRY["dot_general"], rows=partial(operator.getitem, {}))  # type: ignore[arg-type]
     monkeypatch.setitem(REGISTRY, "dot_general", broken)
-    with pytest.raises(InternalError, match=r"pass 'candidates' at dot_general, test_fault.py:\d+"):
+    with pytest.raises(InternalError, match=r"pass 'candidates' at dot_general, test_internal_errors.py:\d+"):
         sbp.compile(plain, WHOLE, options=sbp.Options(cache=False)).plan(X)
 
 
