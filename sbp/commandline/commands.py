@@ -1,4 +1,4 @@
-"""The commands of `python -m sbp`, and what each may be told."""
+"""The commands of `python -m sbp` and their options."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def parser(
     """The parser of `python -m sbp`.
 
     Arguments:
-      run: what each command does with its options.
-      version: of the library.
+      run: the function of each command, which takes its options.
+      version: the version of the library.
     """
     top = argparse.ArgumentParser(
         prog="python -m sbp", description="Plans single-device JAX functions for many devices."
@@ -210,13 +210,13 @@ def parser(
 
 
 def numbers(text: str, between: str, where: str, example: str) -> tuple[int, ...]:
-    """Whole numbers with something between them.
+    """Whole numbers with a separator between them.
 
     Arguments:
       where, example: for the message.
 
     Raises:
-      ArgumentError: for a text of anything else.
+      ArgumentError: for any other text.
 
     >>> numbers("16x1x8", "x", "--topology", "16x1x8")
     (16, 1, 8)
@@ -229,7 +229,7 @@ def numbers(text: str, between: str, where: str, example: str) -> tuple[int, ...
 
 
 def held(asked: str) -> tuple[str, NdSbp]:
-    """A tensor and its signature, as TENSOR=SIGNATURE says.
+    """The tensor and the signature in TENSOR=SIGNATURE.
 
     Raises:
       ArgumentError: for a text without both.

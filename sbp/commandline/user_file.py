@@ -1,4 +1,4 @@
-"""A file of the user that the command line names: its functions, and what stands beside them."""
+"""A user's file on the command line: its functions, and their arguments and signatures."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ EXAMPLE = "such as models/gpt.py:train_step of the repository"
 
 
 def problem(where: str, got: str, legal: str, why: str, fix: str) -> ArgumentError:
-    """What is wrong with the command line, or with the file that it names."""
+    """The error for a mistake on the command line, or in the file that it names."""
     return ArgumentError(Problem("argument", where, got, legal, why, fix))
 
 
 def split(target: str, what: str) -> tuple[Path, str]:
-    """FILE.py and the name after the colon."""
+    """The FILE.py and the name in FILE.py:NAME."""
     file, _, name = target.rpartition(":")
     if not file or not name.isidentifier():
         raise problem(what, repr(target), f"{TARGET}", "the file and the name in it are needed", EXAMPLE)
@@ -41,7 +41,7 @@ def split(target: str, what: str) -> tuple[Path, str]:
 
 
 def loaded(file: Path) -> ModuleType:
-    """Imports a file, as `python FILE.py` would find its neighbours; twice the same file is one module."""
+    """Imports a file once, and lets it import its neighbours, as `python FILE.py` does."""
     path = file.resolve()
     name = f"_sbp_target_{hashlib.sha1(str(path).encode()).hexdigest()[:10]}"
     if name in sys.modules:
@@ -62,7 +62,7 @@ def loaded(file: Path) -> ModuleType:
 
 
 def named(target: str, what: str) -> Any:
-    """What a FILE.py:NAME means."""
+    """The value of FILE.py:NAME."""
     file, name = split(target, what)
     module = loaded(file)
     if not hasattr(module, name):
@@ -79,15 +79,15 @@ def named(target: str, what: str) -> Any:
 
 
 def value(x: Any) -> Any:
-    """What is there, or what it returns."""
+    """The value of FILE.py:NAME, or its result if it is a function."""
     return x() if callable(x) else x
 
 
 def arguments(target: str, given: str | None) -> tuple[PyTree, ...]:
-    """The arguments that a function is planned for.
+    """The arguments for the plan of a function.
 
     Arguments:
-      given: FILE.py:NAME of them; None for what stands beside the function.
+      given: their FILE.py:NAME; None for those beside the function in its file.
 
     Raises:
       ArgumentError: if there are none.
@@ -112,7 +112,7 @@ def arguments(target: str, given: str | None) -> tuple[PyTree, ...]:
 
 
 def signatures(target: str, given: str | None, placement: Placement) -> Prefix:
-    """The in_sbp of a function: given as FILE.py:NAME, beside it in its file, or left open."""
+    """The in_sbp of a function: from FILE.py:NAME, from beside it in its file, or open."""
     from sbp.signature import AUTO
 
     if given:
@@ -124,7 +124,7 @@ def signatures(target: str, given: str | None, placement: Placement) -> Prefix:
 
 
 def concrete(args: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
-    """Random arrays where there are only shapes: normal, whole numbers below 2, or a key."""
+    """Random arrays in place of shapes: normal numbers, whole numbers below 2, or a key."""
     import jax
     import jax.numpy as jnp
 

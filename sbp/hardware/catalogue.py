@@ -1,8 +1,8 @@
-"""What plans reckon with: a catalogue of devices and links.
+"""A catalogue of devices and links, with the rates that plans use.
 
-GPUs go by what was measured on them (`sbp.rates`): matrix products by shape and type, collectives by kind,
-size and group. A `Hardware` of one's own has one rate of each kind, and curves of collectives if it was
-measured; a file of it is read by `sbp.hardware.file`. Link rates are one way, per device.
+The GPUs have measured rates (`sbp.rates`): of matrix products by shape and type, of collectives by kind,
+size and group. A user's own `Hardware` has one rate of each kind, and curves of collectives if they were
+measured; `sbp.hardware.file` reads it from a file. Link rates are one way, per device.
 """
 
 from __future__ import annotations
@@ -81,10 +81,9 @@ class Hardware:
 
     @property
     def beside_share(self) -> float:
-        """The share of its rate that a kernel keeps beside a collective, which takes some of the cores.
+        """The share of its rate that a kernel keeps while a collective runs and takes some of the cores.
 
-        Here all of it, as in XLA's estimates and in the simulator; `plan.step_seconds` goes by it outside of
-        loops.
+        It is 1 here, as in XLA's estimates and in the simulator. `plan.step_seconds` uses it outside loops.
         """
         return 1.0
 
@@ -115,11 +114,11 @@ class Hardware:
     def product_seconds(
         self, batch: int, m: int, n: int, k: int, itemsize: float, *, exact: bool = False
     ) -> float:
-        """Of [batch, m, k] @ [batch, k, n], without its traffic.
+        """The time of [batch, m, k] @ [batch, k, n], without its memory traffic.
 
         Arguments:
-          itemsize: bytes of an element of the wider operand.
-          exact: whether float32 is not to be cut to TF32, as matrix units do.
+          itemsize: the bytes of an element of the wider operand.
+          exact: whether float32 stays float32; otherwise the matrix units round it to TF32.
         """
         if not self.chip:
             return 2.0 * batch * m * n * k / self.flops(max(1, int(itemsize)))
@@ -130,20 +129,20 @@ class Hardware:
         return _measured_product(self.chip, *rates, batch, m, n, k, operands)
 
     def fused_seconds(self, batch: int, m: int, n: int, k: int, itemsize: float) -> float:
-        """The same of products that follow each other in one kernel, as those of an attention."""
+        """The time of several products in one kernel, as in attention; arguments as of `product_seconds`."""
         share = FUSED_SHARE if self.chip else 1.0
         return self.product_seconds(batch, m, min(n, k), max(n, k), itemsize) / share
 
     def collective_seconds(
         self, kind: str, wire_bytes: float, ranks: Sequence[int], groups: int = 1
     ) -> float:
-        """Of one collective.
+        """The time of one collective.
 
         Arguments:
           kind: one of `sbp.rates.collectives.KINDS`.
           wire_bytes: what each device sends.
-          ranks: of the devices of a group.
-          groups: groups at the same time.
+          ranks: the devices of one group.
+          groups: the groups that run at the same time.
         """
         link, inner = self.link(ranks), self.links[0]
         share = sent_share(kind, len(ranks))
@@ -203,7 +202,7 @@ def _connected(name: str, inner: Link, link: Link) -> Chip:
 
 
 def hardware_of(data: Mapping[str, Any]) -> Hardware:
-    """What `dataclasses.asdict` made data of, lists for tuples: as a plan's JSON has it."""
+    """The hardware in a plan's JSON: the data of `dataclasses.asdict`, with lists for tuples."""
     return Hardware(
         **{k: x for k, x in data.items() if k not in ("flops_per_second", "links", "curves")},
         flops_per_second=tuple((size, rate) for size, rate in data["flops_per_second"]),
@@ -220,7 +219,7 @@ ANY = 1 << 62
 
 
 def hardware_of_chip(chip: Chip) -> Hardware:
-    """A chip of `sbp.rates` as plans use it."""
+    """The hardware of a chip of `sbp.rates`."""
     rates = chip.matrix_flops
     return Hardware(
         name=chip.name,
@@ -255,10 +254,10 @@ PLATFORMS = {
 
 
 def hardware_for(kind: str) -> Hardware:
-    """The catalogue entry that a placement of this kind is planned with.
+    """The catalogue entry for a placement of this kind.
 
     Raises:
-      PlacementError: for a kind whose rates are not known.
+      PlacementError: if the catalogue has no such kind.
 
     >>> hardware_for("gpu").name
     'h100'

@@ -1,6 +1,6 @@
-"""A machine of one's own as a TOML file: `hardware_from` reads it, `hardware_text` writes it.
+"""A user's own machine as a TOML file: `hardware_from` reads it, `hardware_text` writes it.
 
-    like = "h100"                    # what is not said below is as the catalogue has it
+    like = "h100"                    # the catalogue's figures for whatever is left out below
     memory_bytes = "94GB"
 
     [[links]]                        # the innermost level: NVLink, with an H100's rate
@@ -9,7 +9,8 @@
     [[links]]                        # the next level; as the last one it has no limit
     bytes_per_second = "400 Gb/s"
 
-Without `like` all figures are the file's own. `python -m sbp calibrate` writes one of what it measures.
+Without `like` the file must give all figures. `python -m sbp calibrate` writes such a file of a machine
+that it measures.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def hardware_from(path: str | os.PathLike[str]) -> Hardware:
     Figures are numbers in the unit that their key names, or texts with a unit, such as "400 Gb/s".
 
     Raises:
-      ArgumentError: for a file that cannot be read, and for what is wrong in it, all at once.
+      ArgumentError: if the file cannot be read, or with a list of everything that is wrong in it.
     """
     reader = TomlReader(f"hardware_from({os.fspath(path)!r})", EXAMPLES)
     data = reader.load(path, "`python -m sbp calibrate --out machine.toml` writes one of this machine")
@@ -134,7 +135,7 @@ def _rates(reader: TomlReader, data: TomlTable, own: Hardware | None) -> tuple[t
 
 
 def _links(reader: TomlReader, data: TomlTable, own: Hardware | None) -> tuple[Link, ...]:
-    """Levels of links; what one does not say is as the same level of `like` has it."""
+    """The levels of links; a level takes what it leaves out from the same level of `like`."""
     before = own.links if own else ()
     if "links" not in data:
         return before
@@ -154,7 +155,7 @@ def _links(reader: TomlReader, data: TomlTable, own: Hardware | None) -> tuple[L
 
 
 def _link(reader: TomlReader, table: TomlTable, at: str, like: Link | None, inside: int, last: bool) -> Link:
-    """One level around another one that connects `inside` devices."""
+    """One level of links; the level inside it connects `inside` devices."""
     reader.known(table, ("devices", *LINK), at)
     if like is None:
         reader.has(table, tuple(LINK), UNKNOWN, at)
@@ -190,7 +191,7 @@ def _curves(
 
 
 def _curve(reader: TomlReader, table: TomlTable, at: str) -> tuple[str, CollectiveCurve] | None:
-    """One collective over groups of one size; None where something is wrong."""
+    """One collective over groups of one size; None if something is wrong."""
     reader.known(table, (*CURVE_NEEDED, "groups"), at)
     if not reader.has(table, CURVE_NEEDED, "a curve is made of all of these", at):
         return None
@@ -225,10 +226,10 @@ def _curve(reader: TomlReader, table: TomlTable, at: str) -> tuple[str, Collecti
 
 
 def hardware_text(hardware: Hardware, remarks: Mapping[str, str]) -> str:
-    """A machine that is like none of the catalogue as TOML, which `hardware_from` reads.
+    """The TOML text of a machine, without `like`; `hardware_from` reads it.
 
     Arguments:
-      remarks: per key of the file the comment above it; "" is the key of the first lines, "end" of the last.
+      remarks: the comment above each key; "" stands for the first lines of the file, "end" for the last.
     """
     items = {size: name for name, size in ITEMS.items()}
     lines = _comment(remarks.get("", ""))
@@ -252,7 +253,7 @@ def _comment(text: str) -> list[str]:
 
 
 def _value(x: object) -> str:
-    """A value in TOML; figures to four digits, which is more than a measurement has.
+    """A value in TOML; figures have four digits, as no measurement is more precise.
 
     >>> _value(123456789.0), _value("a"), _value(True), _value((1, 2.5e-6))
     ('1.235e+08', '"a"', 'true', '[1, 2.5e-06]')

@@ -1,4 +1,4 @@
-"""The hierarchies that so many devices can have: factorisations that no level of links cuts across."""
+"""The hierarchies of a number of devices: factorisations whose axes fit the levels of links."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ MOST_AXES = 3
 
 
 def hierarchies(devices: int, domains: Sequence[int], most_axes: int = MOST_AXES) -> list[tuple[int, ...]]:
-    """Shapes of at most `most_axes` axes, outer to inner, the ones with fewer axes first.
+    """The shapes with at most `most_axes` axes, outer to inner; shapes with fewer axes come first.
 
-    An axis lies inside one level of links, or goes over whole domains of it: over all of them, or, where that
-    makes two axes, over neighbours alone. Axes of one level are exchangeable, so the larger one stands
+    An axis lies inside one level of links, or spans whole domains of a level: all of them, or only
+    neighbours if the level has two axes. Axes of one level can be exchanged, so the larger one stands
     outside, and no two shapes have equal plans.
 
     Arguments:
-      devices: their number.
-      domains: how many consecutive devices each level of links connects, the innermost first. Where that
-        does not divide the devices of the next level, the largest number that divides both takes its place.
+      devices: the number of devices.
+      domains: how many consecutive devices each level of links connects, the innermost first. A number that
+        does not divide the devices of the next level is replaced by the largest common divisor.
 
     >>> hierarchies(32, [8])
     [(32,), (4, 8), (2, 16), (4, 4, 2), (2, 2, 8)]
@@ -29,7 +29,7 @@ def hierarchies(devices: int, domains: Sequence[int], most_axes: int = MOST_AXES
     parts = _levels(devices, domains) or [1]
     found = set[tuple[int, ...]]()
     for cuts in itertools.product((False, True), repeat=max(0, len(parts) - 1)):
-        for factors in itertools.product(*(_ways(level, most_axes) for level in _merged(parts, cuts))):
+        for factors in itertools.product(*(_axes(level, most_axes) for level in _merged(parts, cuts))):
             shape = tuple(itertools.chain(*factors))
             if len(shape) <= most_axes:
                 found.add(shape)
@@ -40,7 +40,7 @@ def hierarchies(devices: int, domains: Sequence[int], most_axes: int = MOST_AXES
 
 
 def _levels(devices: int, domains: Sequence[int]) -> list[int]:
-    """How many domains of the level inside each level has, outer to inner; their product is `devices`."""
+    """The number of inner domains in each level, outer to inner; their product is `devices`."""
     parts, left = list[int](), devices
     for domain in sorted(domains, reverse=True):
         inside = math.gcd(left, domain)
@@ -49,7 +49,7 @@ def _levels(devices: int, domains: Sequence[int]) -> list[int]:
 
 
 def _merged(parts: Sequence[int], cuts: Sequence[bool]) -> list[list[int]]:
-    """Neighbouring levels together, where there is no cut between them."""
+    """Levels joined with their neighbours, except at the cuts."""
     found = [[n] for n in parts[:1]]
     for n, cut in zip(parts[1:], cuts, strict=True):
         if cut:
@@ -59,15 +59,15 @@ def _merged(parts: Sequence[int], cuts: Sequence[bool]) -> list[list[int]]:
     return found
 
 
-def _ways(levels: Sequence[int], most: int) -> list[tuple[int, ...]]:
-    """The axes of some levels: any factors of one level, and one axis over several."""
+def _axes(levels: Sequence[int], most: int) -> list[tuple[int, ...]]:
+    """The possible axes of some levels: any factors of one level, or one axis over several levels."""
     if len(levels) > 1:
         return [(math.prod(levels),)]
     return [factors for n in range(1, most + 1) for factors in factorisations(levels[0], n)]
 
 
 def factorisations(n: int, factors: int) -> Iterator[tuple[int, ...]]:
-    """Ways to write `n` as a product of so many falling numbers of at least 2; one factor is `n` itself.
+    """Writes `n` as a product of so many factors of at least 2, the largest first; one factor is `n` itself.
 
     >>> list(factorisations(12, 2)), list(factorisations(8, 3)), list(factorisations(7, 2))
     ([(4, 3), (6, 2)], [(2, 2, 2)], [])

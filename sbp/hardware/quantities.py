@@ -1,4 +1,4 @@
-"""Figures of a machine as people write them: a number in the base unit, or a text such as "400 Gb/s"."""
+"""Figures of a machine as users write them: a number in the base unit, or a text such as "400 Gb/s"."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Quantity:
     """What a figure measures.
 
     Arguments:
-      words: what it is a number of.
-      units: the base unit's worth of every unit that a text may have.
-      example: a text of it.
+      words: the unit, in words, for messages.
+      units: each unit that a text may have, in base units.
+      example: how a user writes it.
     """
 
     words: str
@@ -41,7 +41,7 @@ SECONDS = Quantity("seconds", {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}, "1
 
 
 def amount(given: object, of: Quantity) -> float | None:
-    """A figure in the base unit; None for what is none, and for a negative one.
+    """A figure in the base unit; None if it is negative or not a figure.
 
     >>> amount("400 Gb/s", RATE), amount(3.35e12, RATE), amount("80 GB", RATE), amount(-1, SECONDS)
     (50000000000.0, 3350000000000.0, None, None)

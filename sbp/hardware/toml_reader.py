@@ -1,4 +1,4 @@
-"""Reads a TOML file figure by figure, and collects what is wrong with it."""
+"""Reads a TOML file figure by figure, and collects the mistakes in it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ TomlTable: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a value must be: a test of it, and the words for what does not pass.
+    """What a value must be: a test, and the words of the message if it fails.
 
     Arguments:
-      test: whether a value is legal.
+      test: tells whether a value is legal.
       legal, why, example: for the message.
     """
 
@@ -34,12 +34,12 @@ class Form:
 
 @dataclass
 class TomlReader:
-    """A file that is being read.
+    """A file that is read, and its mistakes so far.
 
     Arguments:
-      where: what is read, for the messages.
-      examples: per key, how it is written.
-      problems: what is wrong so far.
+      where: the name of the file, for the messages.
+      examples: how a user writes each key.
+      problems: the mistakes so far.
     """
 
     where: str
@@ -50,10 +50,10 @@ class TomlReader:
         """The file as a table.
 
         Arguments:
-          maker: what writes such a file, for the message.
+          maker: the command that writes such a file, for the message.
 
         Raises:
-          ArgumentError: for a file that is not there, and one that is not TOML.
+          ArgumentError: if the file does not exist, or is not TOML.
         """
         try:
             return tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -62,12 +62,12 @@ class TomlReader:
             raise ArgumentError(Problem("argument", self.where, str(e), "a TOML file", why, maker)) from None
 
     def wrong(self, at: str, got: str, legal: str, why: str, fix: str) -> None:
-        """Notes a problem with what stands at a key."""
+        """Notes a mistake in the value of a key."""
         where = f"{self.where}: {at}" if at else self.where
         self.problems.append(Problem("argument", where, got, legal, why, fix))
 
     def known(self, table: TomlTable, legal: Sequence[str], at: str = "") -> None:
-        """Notes the keys that nothing reads: they are misspelt."""
+        """Notes every key that is not a known one, as it may be misspelt."""
         for key in table:
             if key not in legal:
                 near = get_close_matches(key, legal, 1)
@@ -75,7 +75,7 @@ class TomlReader:
                 self.wrong(at, f"key {key!r}", ", ".join(legal), "nothing reads such a key", fix)
 
     def has(self, table: TomlTable, keys: Sequence[str], why: str, at: str = "") -> bool:
-        """Whether a table has all of some keys; notes those that it has not."""
+        """Whether a table has all of some keys; notes the missing ones."""
         missing = [key for key in keys if key not in table]
         if missing:
             fix = "\n         ".join(self.examples[key] for key in missing)
@@ -83,7 +83,7 @@ class TomlReader:
         return not missing
 
     def figure(self, given: object, of: Quantity, at: str) -> float:
-        """A figure in its base unit; seconds may be 0, nothing else."""
+        """A figure in its base unit; only seconds may be 0."""
         found = amount(given, of)
         if found is not None and (found or of is SECONDS):
             return found
@@ -94,12 +94,12 @@ class TomlReader:
         return 1.0
 
     def figures(self, table: TomlTable, of: Mapping[str, Quantity], at: str = "") -> dict[str, float]:
-        """Those figures that a table has."""
+        """The figures that a table has."""
         before = f"{at}." if at else ""
         return {k: self.figure(table[k], q, before + k) for k, q in of.items() if k in table}
 
     def one_of(self, given: object, legal: Sequence[str], at: str, why: str) -> str:
-        """A name out of a list; its first one where there is none such."""
+        """A name from a list; the first name if the value is not in the list."""
         if given in legal:
             return str(given)
         near = get_close_matches(str(given), legal, 1)
@@ -108,7 +108,7 @@ class TomlReader:
         return legal[0]
 
     def value(self, given: object, form: Form, at: str) -> Any:
-        """A value as it is; None where it is not of a form."""
+        """A value of some form; None if it does not have that form."""
         if form.test(given):
             return given
         self.wrong(at, f"{given!r:.80}", form.legal, form.why, form.example)
@@ -116,30 +116,30 @@ class TomlReader:
 
 
 def is_text(x: object) -> bool:
-    """Whether it is a text of at least one letter."""
+    """Whether a value is a text that is not empty."""
     return isinstance(x, str) and bool(x)
 
 
 def is_count(x: object) -> bool:
-    """Whether it is a whole number of at least 1."""
+    """Whether a value is a whole number of at least 1."""
     return isinstance(x, int) and not isinstance(x, bool) and x >= 1
 
 
 def is_number(x: object) -> bool:
-    """Whether it is a number."""
+    """Whether a value is a number."""
     return isinstance(x, int | float) and not isinstance(x, bool)
 
 
 def is_tables(x: object) -> bool:
-    """Whether it is a list of tables."""
+    """Whether a value is a list of tables."""
     return isinstance(x, list) and all(isinstance(t, dict) for t in x)
 
 
 def are_positive(x: object) -> bool:
-    """Whether it is a list of at least one positive number."""
+    """Whether a value is a list of positive numbers that is not empty."""
     return isinstance(x, list) and bool(x) and all(is_number(n) and n > 0 for n in x)
 
 
 def are_rising(x: Any) -> bool:
-    """Whether it is a list of rising positive numbers."""
+    """Whether a value is a list of positive numbers in rising order."""
     return are_positive(x) and sorted(set(x)) == x

@@ -1,5 +1,5 @@
-"""Signatures as users write them, for whole pytrees of arguments and in JAX's own notation.
+"""Signatures as users write them: for whole pytrees of arguments, and in JAX's notation.
 
-In: pytree prefixes, `PartitionSpec`s, `NamedSharding`s. Out: N-D signatures per leaf, or what is wrong. Used
+In: pytree prefixes, `PartitionSpec`s, `NamedSharding`s. Out: an N-D signature per leaf, or the mistakes. Used
 by: `annotation`, the compiler, the calls of a program.
 """

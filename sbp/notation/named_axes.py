@@ -1,6 +1,6 @@
-"""Signatures by the names of axes, as JAX has them: what a `PartitionSpec` says of a tensor.
+"""Signatures that name axes, as a `PartitionSpec` of JAX does.
 
-They wait for a placement: which of its axes has a name is known once a program is planned.
+They become N-D signatures once a program is planned and its placement is known.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Levels: TypeAlias = tuple[Signature | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class NamedSignature:
-    """What a spec says of a tensor.
+    """How a spec lays out a tensor.
 
     Arguments:
-      dims: per dim, the axes that split it, outer to inner.
-      partial, op: the axes along which the shards are still to be reduced, and how.
-      sizes: of the axes of the mesh that was named, () where none was.
-      free: axes of which nothing is said.
-      open: whether axes that stand nowhere are free too: a dim is `UNCONSTRAINED`.
+      dims: for each dim, the axes that split it, outer to inner.
+      partial, op: the axes along which the shards must still be reduced, and the reduction.
+      sizes: the sizes of the mesh's axes; () without a mesh.
+      free: the axes that the spec leaves open.
+      open: whether axes that the spec does not name are free too, as a dim is `UNCONSTRAINED`.
     """
 
     dims: tuple[AxisNames, ...]
@@ -40,22 +40,22 @@ class NamedSignature:
 
     @property
     def says_nothing(self) -> bool:
-        """Whether it is of a mesh of one device."""
+        """Whether the mesh has one device, so that nothing is split."""
         return bool(self.sizes) and all(n == 1 for _, n in self.sizes)
 
     @property
     def names(self) -> AxisNames:
-        """The axes that stand in it, apart from those of size 1 and those that are free."""
+        """The axes that the signature names, without axes of size 1 and free ones."""
         alone = {a for a, n in self.sizes if n == 1}
         found = (*(a for names in self.dims for a in names), *self.partial)
         return tuple(a for a in found if a not in alone and a not in self.free)
 
     def at(self, dim: int) -> NamedSignature:
-        """The same of a tensor with one dim more, at a position, that is not split."""
+        """The signature of the tensor with one more dim, at a position, that is not split."""
         return replace(self, dims=(*self.dims[:dim], (), *self.dims[dim:]))
 
     def along(self, axes: Sequence[str]) -> Levels:
-        """The signature along axes with these names, outer to inner.
+        """The N-D signature along axes with these names, outer to inner.
 
         >>> NamedSignature((("model",), ())).along(("data", "model"))
         (B, S(0))
@@ -74,7 +74,7 @@ class NamedSignature:
         return tuple(map(one, axes))
 
     def wrong(self, axes: Sequence[str], shape: Sequence[int]) -> Iterator[tuple[str, str]]:
-        """What keeps it from being one along these axes of a placement: why, and what to write instead."""
+        """Each reason why the signature does not fit the axes of a placement, and what to write instead."""
         known = dict(zip(axes, shape, strict=True))
         for name in dict.fromkeys(self.names):
             if name not in known:
@@ -98,11 +98,11 @@ class NamedSignature:
 
 
 def named_signature(given: PartitionSpec | NamedSharding, ndim: int, *, bound: bool = True) -> NamedSignature:
-    """What a spec, or a sharding of some mesh, says of a tensor.
+    """The signature in a spec, or in a sharding of some mesh.
 
     Arguments:
-      ndim: of the tensor.
-      bound: whether axes of a mesh that are in JAX's automatic mode are spoken of, too.
+      ndim: the number of dims of the tensor.
+      bound: whether axes of the mesh in JAX's automatic mode count, too.
 
     >>> print(named_signature(PartitionSpec("data", ("pod", "model")), 3))
     (data pod/model -)
@@ -120,7 +120,7 @@ def named_signature(given: PartitionSpec | NamedSharding, ndim: int, *, bound: b
 
 
 def _mesh(mesh: Mesh | AbstractMesh, bound: bool) -> tuple[tuple[tuple[str, int], ...], AxisNames]:
-    """The sizes of a mesh's axes, and those that are free: manual ones, and automatic ones if not bound."""
+    """The sizes of a mesh's axes, and its free axes: manual ones, and automatic ones unless bound."""
     free = (AxisType.Manual,) if bound else (AxisType.Manual, AxisType.Auto)
     types = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return tuple(mesh.shape.items()), tuple(a for a, t in types if t in free)

@@ -52,7 +52,7 @@ def is_leaf(x: Prefix) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What a leaf is given: a signature, and whether it stands for a whole subtree that the leaf is in."""
+    """The signature of a leaf, and whether it was given for a whole subtree around the leaf."""
 
     signature: Prefix
     for_subtree: bool = False
@@ -61,16 +61,16 @@ class _Given:
 def resolve(
     prefix: Prefix, tree: PyTree, paths: Sequence[str], placement: Placement, name: str
 ) -> tuple[list[NdSbp | None], list[Problem]]:
-    """One signature (None: AUTO) per leaf of `tree`, and everything that is wrong with them.
+    """One signature (None: AUTO) per leaf of `tree`, and all mistakes in them.
 
-    A signature that stands for a whole subtree leaves the scalars in it B, as the step count of an optimizer;
-    any other leaf without the dim that it splits is a mistake, and so is one given for a scalar itself.
+    A signature for a whole subtree leaves its scalars B, for instance an optimizer's step count. Any other
+    leaf without the dim that is split is a mistake, and so is a split that is given for a scalar itself.
 
     Arguments:
       prefix: a pytree prefix of signatures.
-      tree: arrays or `ShapeDtypeStruct`s; a leaf without a shape cannot be taken, and is not checked.
-      paths: a name per leaf.
-      name: the argument that is resolved, "in_sbp" or "out_sbp".
+      tree: arrays or `ShapeDtypeStruct`s; a leaf without a shape is refused elsewhere, and not checked.
+      paths: the name of each leaf.
+      name: the argument that holds the signatures, "in_sbp" or "out_sbp".
     """
     given: list[_Given] = []
     problems = list(_spread(prefix, tree, name, given, placement.ndim))
@@ -119,10 +119,10 @@ def _text(s: Prefix) -> str:
 
 
 def _spread(prefix: Prefix, tree: PyTree, where: str, out: list[_Given], axes: int = 0) -> Iterator[Problem]:
-    """Gives every leaf of `tree` its part of `prefix`; where the two part ways, a problem, and AUTO below.
+    """Gives every leaf of `tree` its part of `prefix`; AUTO, and a problem, if their structures differ.
 
     Arguments:
-      axes: of the placement, where problems are wanted.
+      axes: the number of axes of the placement; needed for problems.
     """
     n_leaves = len(jax.tree.leaves(tree))
     if is_leaf(prefix):
@@ -145,10 +145,10 @@ def _spread(prefix: Prefix, tree: PyTree, where: str, out: list[_Given], axes: i
 
 
 def _nearly_one(prefix: Prefix, axes: int) -> bool:
-    """Whether a list means one signature, one entry of which is none, although it may be a container too.
+    """Whether a list is meant as one signature with a wrong entry, and not as a container.
 
-    On several axes signatures in a container are lists themselves: a list with an entry per axis, at least
-    one of which is a signature, means none.
+    On several axes the signatures in a container are lists. So a list with one entry per axis, at least one
+    of them a signature, is no container.
 
     >>> _nearly_one([Split(0), "B"], 2), _nearly_one([Split(0), "B"], 1), _nearly_one([[Split(0), B], "B"], 2)
     (True, False, False)
@@ -162,13 +162,13 @@ def _nearly_one(prefix: Prefix, axes: int) -> bool:
 
 
 def _children(x: PyTree) -> list[Child] | None:
-    """(key, child) of each child of a container; None if `x` is none."""
+    """(key, child) of each child of a container; None if `x` is no container."""
     found = tree_flatten_with_path(x, is_leaf=lambda y: y is not x)[0]
     return None if found and not found[0][0] else [(path[0], child) for path, child in found]
 
 
 def _alike(prefix: Prefix, tree: PyTree, ours: Sequence[Child], theirs: Sequence[Child]) -> bool:
-    """Whether two containers have the same children; a list may stand for a tuple."""
+    """Whether two containers have the same children; a list counts as a tuple."""
     plain = (list, tuple)
     if type(prefix) in plain and type(tree) in plain:
         return len(ours) == len(theirs)
@@ -180,7 +180,7 @@ def _alike(prefix: Prefix, tree: PyTree, ours: Sequence[Child], theirs: Sequence
 
 
 def _describe(x: PyTree) -> str:
-    """A container in a few words."""
+    """A container, described in a few words."""
     children = _children(x)
     if not children:
         return repr(x)
@@ -208,7 +208,7 @@ def _not_a_prefix(prefix: Prefix, tree: PyTree, where: str) -> Problem:
 
 
 def _outline(tree: PyTree) -> str:
-    """How the signatures of a plain container are written."""
+    """How a user writes the signatures of a plain container."""
     if type(tree) not in (dict, list, tuple) or not tree:
         return ""
     entries = [f"{k!r}: ..." for k in tree] if isinstance(tree, dict) else ["..."] * len(tree)
@@ -236,7 +236,7 @@ def _not_a_signature(s: object, where: str, near: tuple[str, str] | None = None)
 def _one(
     part: _Given, shape: tuple[int, ...], dtype: DType, where: str, placement: Placement
 ) -> tuple[NdSbp | None, list[Problem]]:
-    """One leaf's signature, checked."""
+    """The checked signature of one leaf."""
     s = part.signature
     if part.for_subtree and not shape and _splits(s):
         # Checked as that of a tensor that has the dims.
@@ -270,7 +270,7 @@ def _one(
 def check_fit(
     nd: Sequence[Signature], shape: Sequence[int], dtype: DType, where: str, placement: Placement
 ) -> Iterator[Problem]:
-    """What keeps a signature from fitting a tensor on a placement."""
+    """The problems of a signature for a tensor on a placement."""
     axes = ", ".join(placement.axes)
     if len(nd) != placement.ndim:
         per_argument = (
@@ -312,7 +312,7 @@ def check_fit(
 def from_partition_spec(
     spec: PartitionSpec, shape: Sequence[int], where: str, placement: Placement
 ) -> tuple[NdSbp | None, list[Problem]]:
-    """The signature that a PartitionSpec means for a tensor on a placement, and what is wrong with it."""
+    """The signature of a PartitionSpec for a tensor on a placement, and the problems in it."""
 
     def problem(legal: str, why: str, fix: str) -> Problem:
         return Problem("signature", where, str(spec), legal, why, fix)
@@ -366,7 +366,7 @@ def from_partition_spec(
 
 
 def _foreign_mesh(sharding: NamedSharding, where: str, placement: Placement) -> Problem | None:
-    """The problem with a NamedSharding of other devices than the placement's; an abstract mesh has none."""
+    """The problem if a NamedSharding has other devices than the placement; an abstract mesh has none."""
     mesh = sharding.mesh
     same = tuple(mesh.axis_names) == placement.axes and tuple(mesh.axis_sizes) == placement.shape
     if same and isinstance(mesh, Mesh):
@@ -385,7 +385,7 @@ def _foreign_mesh(sharding: NamedSharding, where: str, placement: Placement) -> 
 
 
 def to_partition_spec(nd: Sequence[Signature], ndim: int, placement: Placement) -> PartitionSpec:
-    """The PartitionSpec of a P-free signature.
+    """The PartitionSpec of a signature without P.
 
     >>> from sbp.placement import placement
     >>> tuple(to_partition_spec((Split(1), Split(1)), 2, placement("cpu", shape=(2, 4))))

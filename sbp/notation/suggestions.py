@@ -1,4 +1,4 @@
-"""What is nearly a signature, and what was meant: a text, a class without a dim, a number, a hole."""
+"""What a user meant by a value that is nearly a signature: a text, a class without a dim, a number, None."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HOLE = "None and AUTO are for a whole tensor, not for one axis of the placement
 
 
 def meant(x: Prefix) -> tuple[str, str] | None:
-    """Why something is no signature, and what to write; None if nobody can tell, or if it is one.
+    """Why a value is no signature, and what to write; None for a signature, or if the meaning is unclear.
 
     >>> meant("S(1)"), meant(Split)[1]
     (('a text is no signature', 'S(1), without quotes'), 'S(0) for the first dim, S(1) for the next')
@@ -45,7 +45,7 @@ def meant(x: Prefix) -> tuple[str, str] | None:
 
 
 def _written(text: str) -> str:
-    """A signature in text form as it would be written; "" if it is none."""
+    """How to write the signature that a text means; "" if it means none."""
     try:
         nd = parse_sbp(text)
     except SignatureError:
@@ -74,7 +74,7 @@ def _meant_list(entries: Sequence[object]) -> tuple[str, str] | None:
 
 
 def _word(entry: object) -> str:
-    """One entry of a list as it would be written."""
+    """How to write one entry of a list."""
     if is_signature(entry):
         return repr(entry)
     if isinstance(entry, str):

@@ -1,4 +1,4 @@
-"""Text for people: units, notebooks, and JSON that may be damaged.
+"""Units for readers, names of notebook cells, and a reader of JSON that may be damaged.
 
-In: figures and files. Out: short texts, or values that were checked. Used by: everything that shows or reads.
+In: figures and files. Out: short texts, and checked values. Used by: all code that prints or reads files.
 """

@@ -1,7 +1,7 @@
-"""Reads JSON that somebody may have damaged, or made up: everything that is wrong is a `ValueError`.
+"""Reads JSON that may be damaged or forged: every mistake is a `ValueError`.
 
-Python's own reader also takes NaN, infinities and numbers that are none as a float, and ends with a
-RecursionError where lists are deep.
+Python's own reader accepts NaN, infinities and numbers beyond a float's range, and raises RecursionError
+for deep lists.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ MOST_DIGITS = 300
 
 
 def json_of(text: str | bytes) -> Any:
-    """What a text says, in JSON as its standard has it.
+    """The value of a text in standard JSON.
 
     Raises:
-      ValueError: in words, if it is no such JSON.
+      ValueError: if the text is not standard JSON; the message says why.
 
     >>> json_of('{"bytes": [1, 2.5]}')
     {'bytes': [1, 2.5]}

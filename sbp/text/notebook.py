@@ -1,4 +1,4 @@
-"""What notebooks are told: which cell a line stands in, and how small things look there."""
+"""Names of notebook cells, and the HTML of small values there."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MOST = 16
 
 
 def file_name(file: str) -> str:
-    """What a user calls a file: its name, and of a notebook's cell its number.
+    """The name of a file as its user knows it; for a notebook's cell, the number of the cell.
 
-    IPython compiles a cell as a file of a name that nobody knows; it keeps the number that stands beside it.
+    IPython compiles each cell under a made-up file name, and remembers the number of its cell.
     """
     # Whoever is in a notebook has imported it.
     ipython = sys.modules.get("IPython")
@@ -24,7 +24,7 @@ def file_name(file: str) -> str:
 
 
 def grid_html(title: str, ranks: Sequence[int], shape: Sequence[int], axes: Sequence[str]) -> str:
-    """A table of ranks: the innermost axis from left to right, all others down."""
+    """An HTML table of ranks: the innermost axis runs from left to right, all others run down."""
     columns = shape[-1]
     rows = [ranks[k : k + columns] for k in range(0, len(ranks), columns)]
     cut = columns > MOST
@@ -40,5 +40,5 @@ def grid_html(title: str, ranks: Sequence[int], shape: Sequence[int], axes: Sequ
 
 
 def signature_html(text: str, meaning: str) -> str:
-    """A signature and what it means."""
+    """The HTML of a signature and its meaning."""
     return f"<code>{escape(text)}</code> <small>{escape(meaning)}</small>"

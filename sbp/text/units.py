@@ -1,4 +1,4 @@
-"""Bytes and seconds as a reader wants them: three digits and a unit."""
+"""Bytes and seconds with three digits and a unit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def bytes_text(n: float) -> str:
-    """Bytes, to three digits, in powers of 1000.
+    """Bytes with three digits, in powers of 1000.
 
     >>> bytes_text(0), bytes_text(12), bytes_text(262144), bytes_text(9.996e8)
     ('0 B', '12 B', '262 kB', '1.00 GB')
@@ -22,7 +22,7 @@ def bytes_text(n: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A time, to three digits.
+    """A time with three digits.
 
     >>> seconds_text(0.00321), seconds_text(4.2e-6), seconds_text(12)
     ('3.21 ms', '4.20 us', '12.0 s')
