@@ -46,12 +46,13 @@ def measured_text(
 def ratio_text(seconds: float | None, estimated: float | None) -> str:
     """The ratio of a measured time to its estimate; "" if there is no time, or the estimate is near zero.
 
-    >>> ratio_text(0.002, 0.001), ratio_text(0.001, 0.0), ratio_text(None, 1.0)
-    ('2.00', '', '')
+    >>> ratio_text(0.002, 0.001), ratio_text(0.1234, 0.001), ratio_text(0.001, 0.0), ratio_text(None, 1.0)
+    ('2.00', '123', '', '')
     """
     if seconds is None or not estimated or estimated < LEAST or seconds > MOST_TIMES * estimated:
         return ""
-    return f"{seconds / estimated:.2f}"
+    # Two decimals of a ratio from 100 on would make the table of parts wider than `WIDTH`.
+    return f"{seconds / estimated:.{2 if seconds < 99.99 * estimated else 0}f}"
 
 
 def part_rows(plan: PlanData, step: MeasuredStep, estimated: float | None = None) -> list[Cells]:

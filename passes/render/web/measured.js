@@ -1,7 +1,7 @@
 // What a step took (measured, or simulated of its compiled program) beside what the plan says of it.
 "use strict";
 
-const ratioText = (seconds, estimated) => (seconds === null || seconds === undefined || !estimated || estimated < 1e-8 || seconds > 1000 * estimated ? "" : `${(seconds / estimated).toFixed(2)} ×`);
+const ratioText = (seconds, estimated) => (seconds === null || seconds === undefined || !estimated || estimated < 1e-8 || seconds > 1000 * estimated ? "" : `${(seconds / estimated).toFixed(seconds < 99.99 * estimated ? 2 : 0)} ×`);
 
 /** Further columns of the table of collectives. */
 function besideColumns(model) {

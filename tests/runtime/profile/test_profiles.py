@@ -23,7 +23,7 @@ from sbp import S
 from sbp.passes.explain.measurement import BOXING, MADE_BY_XLA, group_times, numbered
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.face import load_plan
-from sbp.passes.render.measurement_text import ratio_text
+from sbp.passes.render.measurement_text import measured_text, ratio_text
 from sbp.passes.render.page_data import page_data
 from sbp.passes.render.program_data import program_data
 from sbp.passes.render.web_page import data_of
@@ -278,3 +278,10 @@ def test_a_page_of_a_pipeline_has_both(pipeline: Profile) -> None:
 def test_text_of_a_pipeline_fits_a_terminal(pipeline: Profile) -> None:
     text = pipeline.text(80)
     assert max(map(len, text.split("\n"))) <= 80 and text.count("where the time went") == 2
+
+
+@pytest.mark.parametrize("ratio", [9.999, 99.989, 99.999, 999.9])
+def test_parts_fit_a_terminal_at_any_ratio(pipeline: Profile, ratio: float) -> None:
+    for plan, step in zip(pipeline.plan.stages, pipeline.places, strict=True):
+        text = measured_text(plan, step, 80, estimated=step.seconds / ratio)
+        assert max(map(len, text.split("\n"))) <= 80
