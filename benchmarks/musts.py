@@ -193,7 +193,7 @@ def _by_hand(row: str, rounds: int) -> Verdict:
 def _layouts(devices: int, rounds: int) -> Verdict:
     """Llama 3 70B: the step of AUTO beside those of published layouts; all estimated."""
     args, found = layouts.arguments(1024), dict[str, float]()
-    for row in layouts.layouts(devices):
+    for row in layouts.layouts(devices, args[2].shape[0]):
         made = layouts.planned(row, max(1, 4 * 128 // devices), args, 120.0)
         if made.plan is not None:
             found[made.name] = made.plan.step_seconds

@@ -28,8 +28,7 @@ from sbp.commandline.user_file import (
 )
 from sbp.errors import SbpError
 from sbp.hardware.file import hardware_from
-from sbp.passes.render.terminal import print_fitted, writable
-from sbp.passes.render.width import fitted, terminal_width
+from sbp.passes.render.terminal import fitted, print_fitted, terminal_width, writable
 from sbp.placement import Placement, as_placement, parse_placement
 
 if TYPE_CHECKING:  # help and mistakes are printed before JAX is there

@@ -162,14 +162,14 @@ def no_plans_on_disk() -> Iterator[None]:
 def unhurried_plans() -> Iterator[None]:
     """A plan that takes 3 s on a quiet machine is the same one on a machine that is ten times slower."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sbp.runtime.call.option_errors.TIME_LIMIT_SECONDS", 10 * TIME_LIMIT_SECONDS)
+        patch.setattr("sbp.runtime.call.usage_errors.TIME_LIMIT_SECONDS", 10 * TIME_LIMIT_SECONDS)
         yield
 
 
 @pytest.fixture
 def usual_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit of users: what another process has planned is asked for again."""
-    monkeypatch.setattr("sbp.runtime.call.option_errors.TIME_LIMIT_SECONDS", TIME_LIMIT_SECONDS)
+    monkeypatch.setattr("sbp.runtime.call.usage_errors.TIME_LIMIT_SECONDS", TIME_LIMIT_SECONDS)
 
 
 @pytest.fixture

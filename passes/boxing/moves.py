@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.communication.bits import reduced_bytes
-from sbp.communication.declarations import COLLECTIVES
+from sbp.communication.protocol import COLLECTIVES
 from sbp.compat import core
 from sbp.compat.untyped import DType
 from sbp.layout import chunk_sizes, local_shape, offset

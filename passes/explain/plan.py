@@ -1,4 +1,7 @@
-"""A plan as data: every collective of a program, what it costs, and why it is there."""
+"""A plan as data: every collective of a program, what it costs, and why it is there.
+
+The estimated costs of a stage and of a placement of a pipeline, as a plan holds them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from typing import Any, Protocol, TypeAlias
 
 from sbp.hardware.catalogue import Hardware
 from sbp.passes.explain.choices import RowChoices, TensorChoices
-from sbp.passes.explain.stage_figures import PlaceFigures, StageFigures
 from sbp.passes.physical.program import Physical
 from sbp.passes.plan.record import ChoiceRecord
 from sbp.passes.program.names import common, without_indices
@@ -18,6 +20,55 @@ from sbp.passes.schedule.memory import peaks, units
 from sbp.passes.schedule.spans import Timeline
 from sbp.placement import Placement
 from sbp.signature import NdSbp
+
+
+@dataclass(frozen=True, slots=True)
+class StageFigures:
+    """One stage; bytes are those of one device.
+
+    Arguments:
+      place: the position of its placement.
+      forward_seconds, input_seconds, weight_seconds: of a micro-batch's forward, of the gradients that other
+        stages wait for, and of the rest of the backward pass.
+      residual_bytes: what a micro-batch leaves from its forward to the end of its backward.
+      for_weights_bytes: what of that, and of what the gradients for others made, the rest of the backward
+        pass still needs.
+      weight_bytes: what the forward reads whole for every micro-batch.
+      forward_working_bytes, input_working_bytes, weight_working_bytes: the most that each of these takes
+        besides while it runs.
+    """
+
+    place: int
+    forward_seconds: float
+    input_seconds: float
+    weight_seconds: float
+    residual_bytes: float
+    for_weights_bytes: float
+    weight_bytes: float
+    forward_working_bytes: float = 0.0
+    input_working_bytes: float = 0.0
+    weight_working_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceFigures:
+    """One placement; bytes are those of one device.
+
+    Arguments:
+      rest_bytes: arguments, sums over micro-batches, and what was received for all of these.
+      working_bytes: what one piece needs besides while it runs, the one that needs most.
+      outside_bytes: the peak before and after the loop over micro-batches.
+    """
+
+    rest_bytes: float
+    working_bytes: float
+    outside_bytes: float
+
+    @property
+    def steady_bytes(self) -> float:
+        """All but what micro-batches hold."""
+        return self.rest_bytes + self.working_bytes
+
 
 ROUNDING = 1e-9
 """Times that differ by less, relatively, are the same sum in another order."""

@@ -16,7 +16,7 @@ from sbp.passes.pipeline.stages import Stages
 from sbp.passes.program.graph import Const
 from sbp.passes.program.role import Part, Phase
 from sbp.passes.schedule.actions import Schedule
-from sbp.passes.schedule.deadlock import find_deadlock
+from sbp.passes.schedule.communication import find_deadlock
 
 OUTSIDE = (Phase.BEFORE, Phase.AFTER)
 

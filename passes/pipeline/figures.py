@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sbp.passes.explain.stage_figures import PlaceFigures, StageFigures
+from sbp.passes.explain.plan import PlaceFigures, StageFigures
 from sbp.passes.physical.fusing import ShardSizes
 from sbp.passes.physical.memory import peak
 from sbp.passes.pipeline.cut import border_of

@@ -146,12 +146,13 @@ def _lower_scan(r: Region) -> list[jax.Array]:
         carry: tuple[Tensors, Tensors], xs: tuple[jax.Array | None, Tensors]
     ) -> tuple[tuple[Tensors, Tensors], Tensors]:
         (last, sums), (at, slices) = carry, xs
-        own = [lax.dynamic_index_in_dim(x, at, keepdims=False) for x in sums]
+        own = [lax.dynamic_index_in_dim(x, at, keepdims=False, allow_negative_indices=False) for x in sums]
         ports = [*carried, *summed.values(), *sliced]
         out = r.body(0, {**fixed, **dict(zip(ports, [*last, *own, *slices], strict=True))}, leaving)
         made = dict(zip(stacked, out[len(carried) :], strict=True))
         own = [
-            lax.dynamic_update_index_in_dim(x, made.pop(k), at, 0) for k, x in zip(summed, sums, strict=True)
+            lax.dynamic_update_index_in_dim(x, made.pop(k), at, 0, allow_negative_indices=False)
+            for k, x in zip(summed, sums, strict=True)
         ]
         return (tuple(out[: len(carried)]), tuple(own)), tuple(made.values())
 

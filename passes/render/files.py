@@ -12,15 +12,14 @@ from typing import Any
 from sbp.errors import ArgumentError, Problem
 from sbp.hardware.catalogue import hardware_of
 from sbp.passes.explain.choices import RowChoices
-from sbp.passes.explain.plan import Collective, PlanData
-from sbp.passes.explain.stage_figures import PlaceFigures, StageFigures
+from sbp.passes.explain.plan import Collective, PlaceFigures, PlanData, StageFigures
 from sbp.passes.plan.record import read_record, record_data
 from sbp.passes.render.dot import dot_text
 from sbp.passes.render.program_data import json_text, program_data
-from sbp.passes.render.schedule_data import read_schedule, read_timeline, schedule_data, timeline_data
 from sbp.passes.render.shardings import shardings_text
 from sbp.passes.render.svg import plan_svg
 from sbp.passes.render.timeline import chrome_trace
+from sbp.passes.render.timeline_data import read_schedule, read_timeline, schedule_data, timeline_data
 from sbp.passes.render.web_page import NO_CHOICES, PageProfile, plan_page, profiled_page
 from sbp.placement import Placement
 from sbp.signature import format_sbp, parse_sbp

@@ -9,8 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sbp.passes.explain.measurement import MeasuredStep
-from sbp.passes.explain.plan import Collective, PlanData, together
-from sbp.passes.explain.stage_figures import StageFigures
+from sbp.passes.explain.plan import Collective, PlanData, StageFigures, together
 from sbp.passes.render.measurement_data import places_data, sent_apart
 from sbp.passes.render.page_data import columns, figures, part_data, row_columns
 from sbp.passes.render.stage_memory import memories

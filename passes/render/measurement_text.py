@@ -10,7 +10,7 @@ from sbp.passes.explain.plan import PlanData
 from sbp.passes.explain.words import kind_text
 from sbp.passes.render.program_data import program_data
 from sbp.passes.render.stage_tables import columns
-from sbp.passes.render.width import fitted
+from sbp.passes.render.terminal import fitted
 from sbp.text.units import seconds_text
 
 WIDTH = 80

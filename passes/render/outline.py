@@ -16,8 +16,7 @@ from itertools import groupby
 from typing import Any, TypeAlias
 
 from sbp.passes.program.names import PHASES, common
-from sbp.passes.render.layer_runs import layer_runs, mark_number, ranged_marks, short_mark
-from sbp.passes.render.repeats import Repeat, repeats
+from sbp.passes.render.repeats import Repeat, layer_runs, mark_number, ranged_marks, repeats, short_mark
 
 OpId: TypeAlias = int
 """The address of a step of the JSON, which lives as long as the program."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sbp.passes.explain.plan import PlanData
-from sbp.passes.explain.stage_figures import StageFigures
+from sbp.passes.explain.plan import PlanData, StageFigures
 from sbp.passes.render.stage_tables import place_heading
 from sbp.passes.schedule.actions import Kind
 from sbp.passes.schedule.memory import Footprint, peaks

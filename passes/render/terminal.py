@@ -1,14 +1,73 @@
-"""Prints to a terminal: in its width, its colours, and its encoding."""
+"""Prints to a terminal: in its width, its colours, and its encoding.
+
+Text that fits the terminal that it is printed to: its width, and its letters.
+"""
 
 from __future__ import annotations
 
 import io
+import os
+import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from sbp.passes.render.width import fitted, terminal_width
+MAX_WIDTH = 160
+"""Columns of a table, on a wider terminal too, and where text goes to a pipe or a file."""
+MIN_WIDTH = 40
+RULE = "\N{BOX DRAWINGS LIGHT HORIZONTAL}"
+_LABEL = re.compile(r"\s*(?:- |\S.*?\s{2,}(?=\S))")
+
+
+def terminal_width(stream: TextIO | None = None) -> int | None:
+    """The columns of the terminal that a stream (by default standard output) writes to, or None."""
+    stream = sys.stdout if stream is None else stream
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    except (AttributeError, OSError, ValueError):  # a notebook's stream, or one that is closed
+        return None
+    return min(max(columns, MIN_WIDTH), MAX_WIDTH) if columns else None
+
+
+def fitted(text: str, width: int | None) -> str:
+    """The text with lines of at most `width` columns; None leaves it as it is.
+
+    What is left of a long line stands below its beginning, or below what follows its label.
+
+    >>> print(fitted("time    1.98 ms per step, of which 859 us are in collectives", 40))
+    time    1.98 ms per step, of which 859
+            us are in collectives
+    """
+    if width is None:
+        return text
+    return "\n".join(part for line in text.split("\n") for part in _lines(line, width))
+
+
+def _lines(line: str, width: int) -> list[str]:
+    if len(line) <= width:
+        return [line]
+    indent = len(line) - len(line.lstrip())
+    label = _LABEL.match(line)
+    hang = label.end() if label is not None and label.end() <= width // 2 else min(indent + 2, width // 2)
+    return textwrap.wrap(
+        line,
+        width,
+        subsequent_indent=" " * hang,
+        replace_whitespace=False,
+        break_on_hyphens=False,
+    )
+
+
+def drawn(text: str, stream: TextIO | None = None) -> str:
+    """A text with rules of `-`, if the terminal that a stream writes to has no letter for lines."""
+    stream = sys.stdout if stream is None else stream
+    try:
+        RULE.encode(getattr(stream, "encoding", None) or "utf-8")
+    except (LookupError, UnicodeEncodeError):
+        return text.replace(RULE, "-")
+    return text
 
 
 def print_fitted(text: str) -> None:

@@ -29,7 +29,7 @@ from sbp.passes.explain.words import (
     verdict_text,
 )
 from sbp.passes.render.stage_tables import columns, own_signatures, place_heading, send_rows, stage_rows
-from sbp.passes.render.width import MAX_WIDTH, drawn, fitted, terminal_width
+from sbp.passes.render.terminal import MAX_WIDTH, drawn, fitted, terminal_width
 from sbp.signature import format_sbp
 from sbp.text.units import bytes_text, seconds_text
 

@@ -20,7 +20,7 @@ from sbp.options import Options
 from sbp.passes.program.effects import OUTER_REF, refuse
 from sbp.placement import Placement, as_placement, with_types_of
 from sbp.runtime.call.binding import Static
-from sbp.runtime.call.option_errors import check_options
+from sbp.runtime.call.usage_errors import check_options
 
 Abstract: TypeAlias = tuple[tuple[int, ...], DType, bool]
 """Shape, dtype and weakness of a leaf: what a compiled program depends on."""

@@ -26,7 +26,7 @@ from sbp.runtime.checkpoint.reader import check_arrays, check_files, check_sizes
 from sbp.runtime.checkpoint.writer import Save, SaveSpec, make_data_folder
 from sbp.runtime.nan_checks.state_check import Traits, first_not_finite, traits_of, verdict, zeroed
 from sbp.runtime.pipeline.transfer_engine import TransferEngine
-from sbp.runtime.processes.job import job_name
+from sbp.runtime.processes.initialize import job_name
 from sbp.runtime.processes.process_group import process_group
 from sbp.runtime.storage import extras, files, lease
 from sbp.runtime.storage.agreement import agreed

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from sbp.compat.exit import before_exit
+from sbp.compat.forks import before_exit
 from sbp.compat.untyped import PyTree
 from sbp.errors import CheckpointError, Problem, raise_all
 from sbp.runtime.arrays.checksums import WORD

@@ -14,7 +14,7 @@ from sbp.compat.mesh import explicit_types, mesh_key
 from sbp.compat.untyped import Leaf, Prefix, PyTree
 from sbp.errors import ArgumentError, raise_all
 from sbp.options import Options
-from sbp.passes.program.equal import is_same_program
+from sbp.passes.program.trace import is_same_program
 from sbp.placement import Placement, as_placement
 from sbp.rules import REGISTRY
 from sbp.runtime.call import arguments, modules

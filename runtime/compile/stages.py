@@ -20,11 +20,10 @@ from sbp.passes.schedule.orders import GENERATORS
 from sbp.passes.schedule.requirements import V
 from sbp.placement import Placement
 from sbp.runtime.cache.cache_folder import cache_of
-from sbp.runtime.call.option_errors import terms_of
 from sbp.runtime.call.signatures import Signatures
+from sbp.runtime.call.usage_errors import terms_of
 from sbp.runtime.nan_checks.findings import watch_of
-from sbp.runtime.pipeline.drivers import Drivers, may_help
-from sbp.runtime.pipeline.program import CompiledPipeline, Results
+from sbp.runtime.pipeline.program import CompiledPipeline, Drivers, Results, may_help
 from sbp.runtime.pipeline.stacked_arguments import stacked_leaves
 from sbp.runtime.source.module import write_source
 from sbp.runtime.source.pipeline_module import write_staged

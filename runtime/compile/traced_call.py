@@ -16,7 +16,7 @@ from sbp.errors import ArgumentError, SbpError, raise_all
 from sbp.hardware.catalogue import hardware_for
 from sbp.options import FOLLOW, Options
 from sbp.passes.chain import compile_plan
-from sbp.passes.explain.constraints import cost_notes
+from sbp.passes.explain.constraint_gaps import cost_notes
 from sbp.passes.face import with_writer
 from sbp.passes.pipeline.schedule_choice import unstaged
 from sbp.passes.plan.constraints import Constrained, Ignored, apply_constraints
@@ -32,8 +32,8 @@ from sbp.runtime.cache.cache_folder import cache_of
 from sbp.runtime.call import arguments, modules
 from sbp.runtime.call.binding import Call, Parameters
 from sbp.runtime.call.in_sbp_binding import InSbpBinding, given
-from sbp.runtime.call.option_errors import terms_of
 from sbp.runtime.call.signatures import Signatures
+from sbp.runtime.call.usage_errors import terms_of
 from sbp.runtime.compile.plan_reuse import ReusedPlan, adopt, given_plan
 from sbp.runtime.compile.search_progress import searching
 from sbp.runtime.compile.stages import build_pipeline, is_pipeline

@@ -1,11 +1,20 @@
-"""One compiled signature of a program, and how it runs."""
+"""One compiled signature of a program, and how it runs.
+
+Tells XLA:GPU's scheduler the limit on memory that the plan was made for.
+
+The scheduler hides collectives at the cost of memory while there is some, and it knows only the memory of the
+device. The plan's limit may be smaller: then the scheduler must know it. It may be larger too, since XLA
+leaves a fifth of the device alone: beyond that it hides nothing, and computes and sends things again to save
+memory (rematerialization), though the plan fits.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from operator import is_
@@ -16,11 +25,16 @@ from jax.sharding import NamedSharding
 from sbp.compat.cache import Watched
 from sbp.compat.untyped import Leaf, PyTree, block_until_ready, struct
 from sbp.errors import raise_all
+from sbp.hardware.catalogue import Hardware
 from sbp.passes.boxing.links import Network
 from sbp.passes.face import Plan
-from sbp.passes.physical.evaluate import Evaluator
+from sbp.passes.physical.evaluate import Evaluator, donations
+from sbp.passes.physical.fusing import ShardSizes
+from sbp.passes.physical.program import Physical
+from sbp.passes.program.graph import Const
 from sbp.passes.program.trace import Traced
 from sbp.passes.request import Request
+from sbp.rates.chips import CHIPS
 from sbp.runtime.cache.cache_folder import Cache, caching
 from sbp.runtime.call.donation import LeafSharding, Owners, distinct, layouts_of, own_copy
 from sbp.runtime.execute.build_cache import locked_property
@@ -28,7 +42,6 @@ from sbp.runtime.execute.compile_log import said
 from sbp.runtime.execute.exchange_replan import replan
 from sbp.runtime.execute.host_input_check import HostInputCheck
 from sbp.runtime.execute.program_check import begin_together, check_same, note_call
-from sbp.runtime.execute.scheduler_options import compiler_options
 from sbp.runtime.lower.key_counts import Counting
 from sbp.runtime.lower.lowering import NO_MARKS, DeviceMesh, Jitted, ProgramName, lower, shardings
 from sbp.runtime.nan_checks import findings
@@ -36,6 +49,43 @@ from sbp.runtime.nan_checks.probe import NanProbe
 from sbp.runtime.processes.addressable import moved_to, takes_part
 from sbp.runtime.processes.flight_recorder import SharedProgram
 from sbp.runtime.processes.process_group import process_group
+
+SCHEDULED_SHARE = 0.8
+"""Of a device's memory, for a program (`GetSchedulerMemoryLimit`, gpu_hlo_schedule.cc); of what arguments and
+results leave of that, `xla_gpu_memory_limit_slop_factor` hundredths are the scheduler's."""
+USUAL_HUNDREDTHS = 95
+"""As XLA has it."""
+SPARE = 1.05
+"""Of what a plan needs, XLA has so much, if there is as much. Given all that there is it takes that, and a
+little more for holes: a step of Llama 3 70B that is planned with 73 GB then needs 81."""
+
+
+def compiler_options(
+    physical: Physical, hardware: Hardware, donated: Collection[int], needed_bytes: float
+) -> Mapping[str, int]:
+    """The options for XLA if the memory limit differs from XLA's own; none except on GPUs.
+
+    Arguments:
+      donated: positions of the inputs whose memory the results may take.
+      needed_bytes: per device, by the plan.
+    """
+    limit = min(hardware.scheduled_bytes, hardware.memory_bytes)
+    if hardware.platform != "gpu" or not math.isfinite(limit):
+        return {}
+    held = _held_bytes(physical, donated)
+    device = CHIPS[hardware.chip].memory_bytes if hardware.chip in CHIPS else hardware.memory_bytes
+    own = max(SCHEDULED_SHARE * device - held, 1.0)
+    wanted = max(held + USUAL_HUNDREDTHS / 100 * own, SPARE * needed_bytes)
+    hundredths = max(round(100 * (min(limit, wanted) - held) / own), 1)
+    return {} if hundredths == USUAL_HUNDREDTHS else {"xla_gpu_memory_limit_slop_factor": hundredths}
+
+
+def _held_bytes(p: Physical, donated: Collection[int]) -> float:
+    """Bytes of arguments and results, which live through the whole step."""
+    sizes, taken = ShardSizes(p), donations(p, donated)
+    results = ((x, nd) for x, nd in zip(p.graph.outputs, p.outputs, strict=True) if not isinstance(x, Const))
+    held = sum(map(sizes.bytes, zip(p.graph.inputs, p.inputs, strict=True)))
+    return held + sum(sizes.bytes(v) for v in dict.fromkeys(results) if v not in taken)
 
 
 @dataclass

@@ -1,4 +1,7 @@
-"""Boxing moves on one device: each is one `jax.lax` collective, or a local step."""
+"""Boxing moves on one device: each is one `jax.lax` collective, or a local step.
+
+A bucket of boxing moves on one device: packed, sent as one collective, unpacked.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from jax.experimental.layout import Layout
 from jax.typing import ArrayLike
 
 from sbp.communication import bits
-from sbp.communication.dtype_limits import identity_of
+from sbp.communication.bits import identity_of
 from sbp.compat import core, untyped
 from sbp.compat.untyped import optimization_barrier
 from sbp.layout import chunk_sizes, local_shape
@@ -175,7 +178,8 @@ def _slice(x: jax.Array, at: Site) -> jax.Array:
     d, (axis,) = at.move.new.dim, at.move.axes
     whole = explode(x, d, at.groups)
     rows = whole.shape[d] // at.groups[0]
-    return lax.dynamic_slice_in_dim(whole, at.coords[axis] * np.int32(rows), rows, axis=d)
+    start = at.coords[axis] * np.int32(rows)
+    return lax.dynamic_slice_in_dim(whole, start, rows, d, allow_negative_indices=False)
 
 
 def _fill(x: jax.Array, at: Site) -> jax.Array:
@@ -195,7 +199,8 @@ def _embed(x: jax.Array, at: Site) -> jax.Array:
     whole = list(x.shape)
     whole[d] = at.groups[0] * chunks[-1]
     ground = jnp.full(whole, identity_of(at.move.new.op, x.dtype), x.dtype)
-    out = lax.dynamic_update_slice_in_dim(ground, x, at.coords[axis] * np.int32(chunks[-1]), axis=d)
+    start = at.coords[axis] * np.int32(chunks[-1])
+    out = lax.dynamic_update_slice_in_dim(ground, x, start, d, allow_negative_indices=False)
     return lax.slice_in_dim(out, 0, size, axis=d)
 
 
@@ -205,8 +210,10 @@ def _permute(x: jax.Array, at: Site) -> jax.Array:
     linear: jax.Array | np.int32 = np.int32(0)
     for axis, n in enumerate(at.hierarchy):
         linear = linear * np.int32(n) + at.coords[axis]
-    starts = jnp.asarray(np.array(way.starts, np.int32))[linear]
-    piece = lax.dynamic_slice(x, [starts[d] for d in range(x.ndim)], way.shape)
+    table = jnp.asarray(np.array(way.starts, np.int32))
+    starts = lax.dynamic_index_in_dim(table, linear, keepdims=False, allow_negative_indices=False)
+    start = [starts[d] for d in range(x.ndim)]
+    piece = lax.dynamic_slice(x, start, way.shape, allow_negative_indices=False)
     return untyped.ppermute(piece, at.names, way.pairs)
 
 
@@ -224,4 +231,95 @@ _APPLY: dict[str, Apply] = {
 _OWNED: dict[str, Apply] = {
     "all_reduce": _owned_all_reduce,
     "reduce_scatter": _owned_reduce_scatter,
+}
+
+
+@dataclass(frozen=True)
+class FusedSend:
+    """One tensor of a bucket.
+
+    Arguments:
+      x: the shard under `move.before`.
+      move, shape: the move, and the logical shape.
+      owned: of a sum, whether each element is nonzero on one device only.
+    """
+
+    x: jax.Array
+    move: Move
+    shape: tuple[int, ...]
+    owned: bool = False
+
+
+# Shards to one array with a row per device of the group, that array sent, and its part as a shard again.
+Pack: TypeAlias = Callable[[FusedSend, Sequence[int]], jax.Array]
+Send: TypeAlias = Callable[[jax.Array, Sequence[str]], jax.Array]
+Unpack: TypeAlias = Callable[[jax.Array, FusedSend, Sequence[int], Sequence[int]], jax.Array]
+
+
+def apply_bucket(
+    sends: Sequence[FusedSend], hierarchy: Sequence[int], axes: Sequence[str]
+) -> list[jax.Array]:
+    """Runs moves of one kind over the same axes as one collective; the shards under each `move.after`."""
+    first = sends[0].move
+    names, groups = tuple(axes[a] for a in first.axes), [hierarchy[a] for a in first.axes]
+    pack, send, unpack = _WAYS[first.kind]
+    send = _scatter_owned if sends[0].owned else send
+    packed = [pack(p, groups) for p in sends]
+    sent = send(jnp.concatenate([x.reshape(x.shape[0], -1) for x in packed], axis=1), names)
+    out, at = [], 0
+    for p, x in zip(sends, packed, strict=True):
+        n = math.prod(x.shape[1:])
+        piece = lax.slice_in_dim(sent, at, at + n, axis=1)
+        out.append(unpack(piece.reshape(-1, *x.shape[1:]), p, groups, hierarchy))
+        at += n
+    return out
+
+
+def _whole(p: FusedSend, groups: Sequence[int]) -> jax.Array:
+    return p.x[None]
+
+
+def _parts(p: FusedSend, groups: Sequence[int]) -> jax.Array:
+    """One part for each device of the group, along a new first dim."""
+    assert isinstance(p.move.new, Split)
+    d, g = p.move.new.dim, math.prod(groups)
+    whole = explode(p.x, d, groups)
+    shape = whole.shape[:d], (g, whole.shape[d] // g), whole.shape[d + 1 :]
+    return jnp.moveaxis(whole.reshape(sum(shape, ())), d, 0)
+
+
+def _gather(x: jax.Array, names: Sequence[str]) -> jax.Array:
+    return untyped.all_gather(x, names, axis=0, tiled=True)
+
+
+def _scatter(x: jax.Array, names: Sequence[str]) -> jax.Array:
+    return untyped.psum_scatter(x, names, scatter_dimension=0, tiled=True)
+
+
+def _scatter_owned(x: jax.Array, names: Sequence[str]) -> jax.Array:
+    own: jax.Array = bits.owned_scatter(x, names, 0, len(x))
+    return own
+
+
+def _swap(x: jax.Array, names: Sequence[str]) -> jax.Array:
+    return untyped.all_to_all(x, names, split_axis=0, concat_axis=0, tiled=True)
+
+
+def _joined(x: jax.Array, p: FusedSend, groups: Sequence[int], hierarchy: Sequence[int]) -> jax.Array:
+    """The parts of the group, joined along the dim that was split."""
+    assert isinstance(p.move.old, Split)
+    d = p.move.old.dim
+    size, _ = frame(p.move, p.move.old, p.shape, hierarchy)
+    x = jnp.moveaxis(x, 0, d)
+    return implode(x.reshape(*x.shape[:d], -1, *x.shape[d + 2 :]), d, groups, size)
+
+
+def _own(x: jax.Array, p: FusedSend, groups: Sequence[int], hierarchy: Sequence[int]) -> jax.Array:
+    return x[0]
+
+
+_WAYS: dict[str, tuple[Pack, Send, Unpack]] = {
+    "all_gather": (_whole, _gather, _joined),
+    "reduce_scatter": (_parts, _scatter, _own),
+    "all_to_all": (_parts, _swap, _joined),
 }

@@ -28,8 +28,7 @@ from sbp.passes.program.graph import Const, Operand, Source
 from sbp.passes.program.views import Said, local_of
 from sbp.placement import Placement
 from sbp.runtime.call.arguments import weaken
-from sbp.runtime.lower.buckets import FusedSend, apply_bucket
-from sbp.runtime.lower.collectives import apply_move, dims_in_order
+from sbp.runtime.lower.collectives import FusedSend, apply_bucket, apply_move, dims_in_order
 from sbp.runtime.lower.key_counts import Counting, ExchangeReport
 from sbp.runtime.lower.local_kernels import run_body
 from sbp.signature import B, NdSbp, Partial

@@ -1,20 +1,29 @@
-"""A compiled pipeline as `Program` has it: planned, built on its first call, run on every later one."""
+"""A compiled pipeline as `Program` has it: planned, built on its first call, run on every later one.
+
+Chooses how the placements of a pipeline are driven: by one driver, or by a thread each.
+
+One driver overlaps stages as far as JAX starts work without waiting for it. Where JAX waits (for the host, or
+for devices that are a part of it), a thread per placement overlaps them; elsewhere threads only cost time.
+The results are equal bit for bit, so the first steps are run both ways and timed.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from sbp.compat.core import itemsize
-from sbp.compat.untyped import Leaf, PyTree, partition_spec
+from sbp.compat.untyped import Leaf, PyTree, block_until_ready, partition_spec
 from sbp.errors import Problem, raise_all
 from sbp.passes.face import Plan
 from sbp.passes.pipeline.edges import edges_of
@@ -33,7 +42,6 @@ from sbp.runtime.execute.host_input_check import HostInputCheck
 from sbp.runtime.execute.program_check import begin_together, check_same_pipeline, note_call
 from sbp.runtime.nan_checks import findings
 from sbp.runtime.nan_checks.probe import NanProbe
-from sbp.runtime.pipeline.drivers import Drivers
 from sbp.runtime.pipeline.pipeline_executor import PipelineExecutor, make_executor
 from sbp.runtime.pipeline.stacked_arguments import StackedLeaves
 from sbp.runtime.pipeline.stage_executor import StageRecord
@@ -42,6 +50,56 @@ from sbp.runtime.pipeline.transfer_engine import StageTransfer, TransferEngine
 from sbp.runtime.processes.addressable import takes_part
 from sbp.runtime.processes.flight_recorder import SharedProgram
 from sbp.runtime.processes.process_group import process_group
+
+T = TypeVar("T")
+
+# Steps that are timed of either kind, by turns; the first one is slower than others, and does not count.
+STEPS = 3
+# Of one driver's time, what a step with threads must stay below: timings are noisy.
+BETTER = 0.9
+
+
+def may_help(placements: Sequence[Placement], scheduled: bool) -> bool:
+    """Whether a thread per placement can be faster than one driver.
+
+    XLA's CPU client runs one program of several devices at a time, whichever thread starts it.
+
+    Arguments:
+      scheduled: whether there are micro-batches.
+    """
+    on_cpu = any(p.platform == "cpu" for p in placements)
+    return scheduled and len(placements) > 1 and not (on_cpu and any(len(p.ranks) > 1 for p in placements))
+
+
+@dataclass
+class Drivers:
+    """The drivers of a program.
+
+    Arguments:
+      threads: whether each placement has a thread of its own; None while both are timed.
+      seconds: the times of steps, with threads and with one driver.
+    """
+
+    threads: bool | None
+    seconds: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
+
+    def run(self, step: Callable[[bool], T], given: Sequence[jax.Array]) -> T:
+        """Runs one step: `step` runs it, with threads or with one driver."""
+        if self.threads is not None:
+            return step(self.threads)
+        threads = len(self.seconds[True]) <= len(self.seconds[False])
+        block_until_ready(given)
+        began = time.perf_counter()
+        out = block_until_ready(step(threads))
+        self.note(threads, time.perf_counter() - began)
+        return out
+
+    def note(self, threads: bool, seconds: float) -> None:
+        """Takes the time of a step, and decides after the last one."""
+        self.seconds[threads].append(seconds)
+        many, one = self.seconds[True], self.seconds[False]
+        if min(len(many), len(one)) >= STEPS:
+            self.threads = min(many[1:]) < BETTER * min(one[1:])
 
 
 @dataclass

@@ -234,8 +234,10 @@ def _taken(
 
     if read.how is How.STACK:
         return jnp.stack([one() for _ in range(microbatches)])
-    x = one()
-    return lax.dynamic_index_in_dim(x, index, keepdims=False) if read.how is How.SLICE else x
+    x: jax.Array = one()
+    if read.how is How.SLICE:
+        x = lax.dynamic_index_in_dim(x, index, keepdims=False, allow_negative_indices=False)
+    return x
 
 
 def donations(

@@ -4,6 +4,8 @@ A process that waits for a collective hears nothing: the wait is in XLA. So a th
 the notice that some process has raised, prints it, and ends its process. A killed process leaves no notice;
 JAX's coordination service misses its heartbeat, and ends the others. The same thread publishes the calls of
 this process, and ends it if the others make other calls.
+
+Errors of JAX's runtime that mean that another process is gone.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -24,13 +27,39 @@ import jax
 from sbp.compat.errors import has_lost_another
 from sbp.compat.forks import FORK
 from sbp.compat.processes import KVStore, how_many
-from sbp.errors import ProcessError
+from sbp.errors import ProcessError, SbpError
 from sbp.runtime.processes.call_order import at_the_end, explained, parted
 from sbp.runtime.processes.calls import calls_of
 from sbp.runtime.processes.failure_cause import FOLLOWS
 from sbp.runtime.processes.liveness import LivenessWatch
-from sbp.runtime.processes.peer_errors import in_one_line, loss_text
 from sbp.runtime.processes.straggler_log import StragglerLog
+
+_WHERE = re.compile(r"\[external/\S+\] ?")
+
+
+def in_one_line(error: BaseException) -> str:
+    r"""An error in one line, as the last line of a traceback.
+
+    >>> in_one_line(ValueError("of two lines:\nthis one and that")), in_one_line(KeyboardInterrupt())
+    ('ValueError: of two lines:', 'KeyboardInterrupt')
+    """
+    name, said = type(error).__name__, (str(error).splitlines() or [""])[0]
+    if isinstance(error, SbpError) and error.problems:
+        said = "; ".join((error.problems[0].where.splitlines() or [""])[:1] + [error.problems[0].got])
+    return f"{name}: {said}" if said else name
+
+
+def loss_text(error: BaseException) -> str:
+    """The loss of another process, in one line.
+
+    >>> import jax
+    >>> gone = "UNKNOWN: Gloo AllGather failed: [external/pair.cc:547] Connection closed by peer [10.0.0.2]:4"
+    >>> loss_text(jax.errors.JaxRuntimeError(gone))
+    'has lost another process: UNKNOWN: Gloo AllGather failed: Connection closed by peer [10.0.0.2]:4'
+    """
+    said = str(error).splitlines() or [""]
+    return f"has lost another process: {_WHERE.sub('', said[0])}"
+
 
 Hook: TypeAlias = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import cast
 
-from sbp.runtime.processes.job import set_launched
+from sbp.runtime.processes.initialize import set_launched
 from sbp.runtime.processes.lifeline import end_with_launcher
 
 

@@ -1,29 +1,87 @@
-"""Breaks a step of a pipeline under JAX's profiler down for each placement, whose pieces are programs."""
+"""Breaks a step of a pipeline under JAX's profiler down for each placement, whose pieces are programs.
+
+Attributes kernels to the user's lines, where instructions do not carry the numbers of steps.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from sbp.compat.untyped import Leaf, block_until_ready
-from sbp.passes.explain.measurement import MeasuredCollective, MeasuredStep, numbered
+from sbp.passes.explain.measurement import MeasuredCollective, MeasuredStep, kernel_estimate, numbered
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.program.role import Phase
 from sbp.passes.render.program_data import program_data
 from sbp.runtime.hlo.groups import Groups
 from sbp.runtime.hlo.meter import text_of
-from sbp.runtime.hlo.origins import origins_of, rows_of
-from sbp.runtime.hlo.parser import parse
+from sbp.runtime.hlo.origins import Origin, origins_of, rows_of
+from sbp.runtime.hlo.parser import Instruction, parse
 from sbp.runtime.pipeline.program import CompiledPipeline
 from sbp.runtime.pipeline.stage_executor import StageExecutor
 from sbp.runtime.pipeline.stage_programs import Runnable
-from sbp.runtime.profile.kernels_by_line import LineReader
 from sbp.runtime.profile.step_breakdown import HOW, BreakdownError, local_devices, recorded
 from sbp.runtime.profile.trace import HasPlanes, TracedStep, traced_steps
 from sbp.runtime.profile.trace_alignment import ProgramReader, share_of
 from sbp.runtime.profile.trace_attribution import KERNEL, SENDING, WAITING, StepAttribution, account
+
+
+@dataclass(frozen=True)
+class LineReader:
+    """The lines of the kernels of a compiled program.
+
+    Arguments:
+      reader: of its text.
+      origins: where each instruction comes from.
+      steps: of the plan's program, as JSON has them, in the order of their numbers.
+      phases: those of this program; a line that also has ops of other phases counts for these.
+    """
+
+    reader: ProgramReader
+    origins: Mapping[str, Origin]
+    steps: Sequence[Mapping[str, Any]]
+    phases: Collection[str]
+
+    def shares(self, name: str) -> Mapping[int, float]:
+        """The steps of an instruction, weighted by their estimated time; none if it has no line."""
+        return self._shares.get(name, {})
+
+    @cached_property
+    def _at(self) -> Mapping[str, Sequence[int]]:
+        """Per line, the steps that compute something there."""
+        found: dict[str, list[int]] = {}
+        for k, step in enumerate(self.steps):
+            if "at" in step and kernel_estimate(step) > 0:
+                found.setdefault(step["at"], []).append(k)
+        return {
+            at: [k for k in own if self.steps[k]["phase"] in self.phases] or own for at, own in found.items()
+        }
+
+    @cached_property
+    def _shares(self) -> Mapping[str, Mapping[int, float]]:
+        return {x.name: self._shared(x) for _, x in self.reader.module.instructions}
+
+    def _shared(self, x: Instruction) -> Mapping[int, float]:
+        own = {k for line in set(self._lines(x)) for k in self._at.get(line, ())}
+        seconds = {k: kernel_estimate(self.steps[k]) for k in sorted(own)}
+        total = math.fsum(seconds.values())
+        return {k: s / total for k, s in seconds.items()} if total else {}
+
+    def _lines(self, x: Instruction) -> Iterator[str]:
+        """The line of an instruction, and the lines of the ops that it has fused."""
+        inside = [
+            inner
+            for called in x.inner
+            for inner in self.reader.module.computations[called].instructions.values()
+        ]
+        for one in (x, *inside):
+            origin = self.origins.get(one.name)
+            if origin is not None and origin.source:
+                yield origin.source
+
 
 NOT_NAMED = "no instruction of the compiled pieces names it: XLA has removed it, or sends an equal one"
 

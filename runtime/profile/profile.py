@@ -21,9 +21,9 @@ from sbp.passes.render.measurement_text import (
 )
 from sbp.passes.render.page import figures_table, heading, picture, short
 from sbp.passes.render.stage_tables import NUMBERS, columns, place_heading
+from sbp.passes.render.terminal import fitted, terminal_width
 from sbp.passes.render.timeline import chrome_trace, timeline_svg
 from sbp.passes.render.web_page import PageTable, profiled_page
-from sbp.passes.render.width import fitted, terminal_width
 from sbp.passes.schedule.actions import Kind, Schedule
 from sbp.passes.schedule.spans import Timeline, apart
 from sbp.passes.schedule.times import Times

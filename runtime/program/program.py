@@ -28,8 +28,8 @@ from sbp.runtime.execute.program_check import explain
 from sbp.runtime.lower.key_counts import KeyCount
 from sbp.runtime.nan_checks import findings
 from sbp.runtime.pipeline.program import CompiledPipeline, many_programs
+from sbp.runtime.processes.addressable import with_own_rows
 from sbp.runtime.processes.process_group import process_group
-from sbp.runtime.processes.process_local_data import with_own_rows
 from sbp.runtime.profile.pipeline import measure
 from sbp.runtime.profile.profile import Profile
 from sbp.runtime.report.report import ProgramReport, report_of

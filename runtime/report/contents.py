@@ -10,8 +10,8 @@ from sbp.passes.explain.measurement import MeasuredStep
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.render.page import figures_table, heading, short
 from sbp.passes.render.stage_tables import columns
+from sbp.passes.render.terminal import fitted, terminal_width
 from sbp.passes.render.web_page import PageTable, plan_page
-from sbp.passes.render.width import fitted, terminal_width
 from sbp.passes.schedule.spans import Timeline
 
 

@@ -12,7 +12,7 @@ from sbp.passes.render.files import plan_data
 from sbp.runtime.report.contents import Contents, ReportTable
 from sbp.runtime.target.collective_sites import CompiledCollective
 from sbp.runtime.target.comparison import ComparedProgram
-from sbp.runtime.target.trace import trace_json
+from sbp.runtime.target.events import trace_json
 from sbp.text.units import bytes_text, seconds_text
 
 SHOWN = 40

@@ -54,7 +54,6 @@ class DeviceProgram:
         if not self.numbered:
             return build.block(self.traced.jaxpr, entering, self.traced.consts), build
         number = build.var(self.traced.jaxpr.invars[0].aval)
-        build.peephole.natural.add(number)
         block = build.block(self.traced.jaxpr, [number, *entering[1:]], self.traced.consts)
         return replace(block, inputs=(number, *block.inputs)), build
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from sbp.compat.exit import before_exit
+from sbp.compat.forks import before_exit
 from sbp.errors import CheckpointError, LeaseError
 from sbp.runtime.storage import files, messages
 from sbp.runtime.storage.files import Path

@@ -4,4 +4,4 @@ In: a `Program`, its state and batches. Out: a `FitResult`. Used by: users.
 """
 
 from sbp.runtime.training.fit import FitResult as FitResult
-from sbp.runtime.training.policy import NonFinitePolicy as NonFinitePolicy
+from sbp.runtime.training.restart import NonFinitePolicy as NonFinitePolicy

@@ -23,9 +23,9 @@ from sbp.runtime.training.hooks import hooks_of
 from sbp.runtime.training.interrupt import interruptible
 from sbp.runtime.training.loop import Intervals, Metrics, State, Trainer, TrainingRun
 from sbp.runtime.training.metrics import Logs, sinks
-from sbp.runtime.training.policy import NonFinitePolicy
 from sbp.runtime.training.progress import Progress, displayed, metrics_text
 from sbp.runtime.training.recorder import Recorder
+from sbp.runtime.training.restart import NonFinitePolicy
 
 
 @dataclass(frozen=True, repr=False)

@@ -19,10 +19,9 @@ from sbp.runtime.training import messages
 from sbp.runtime.training.batches import BatchSource
 from sbp.runtime.training.hooks import Hooks
 from sbp.runtime.training.interrupt import BatchInterruptedError, Interrupt
-from sbp.runtime.training.policy import NonFinitePolicy
 from sbp.runtime.training.progress import Progress
 from sbp.runtime.training.recorder import BadStepError, Recorder
-from sbp.runtime.training.restart import last_good, steps_of
+from sbp.runtime.training.restart import NonFinitePolicy, last_good, steps_of
 from sbp.runtime.training.throughput import BatchSize, step_work
 
 LOG = logging.getLogger("sbp")

@@ -5,21 +5,49 @@ an instruction that does), where one device gives NaN. A sum on CPUs starts from
 device has, and zeros that the others fill in, come out as +0.0. Reduced as integers, both survive, for as
 many bytes: floats of 16 bits and less have their maxima compared in 32. Boxing reduces so; a body of an op
 has `Local.maximum` and `Local.total` (docs/communication.md).
+
+The limits of dtypes, and the identities of reductions, which fill padding.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from numpy.typing import NDArray
 
 from sbp.compat import core
 from sbp.compat.product import all_product
-from sbp.compat.untyped import DType, all_gather, pmax, pmin, psum, psum_scatter
+from sbp.compat.untyped import DType, all_gather, finfo, iinfo, pmax, pmin, psum, psum_scatter
+
+
+def identity_of(op: str, dtype: DType) -> NDArray[Any]:
+    """The identity of a reduction.
+
+    >>> float(identity_of("max", np.dtype("float32")))
+    -inf
+    """
+    if op in ("sum", "xor"):
+        return np.zeros((), dtype)
+    if op == "prod":
+        return np.ones((), dtype)
+    if op in ("and", "or"):
+        ones = np.asarray(op == "and") if dtype == bool else np.asarray(-1 if op == "and" else 0)
+        return ones.astype(dtype)
+    if dtype == bool:
+        return np.asarray(op == "min")
+    if jnp.issubdtype(dtype, jnp.integer):
+        info = iinfo(dtype)
+        return np.asarray(info.min if op == "max" else info.max, dtype)
+    finite = finfo(dtype)
+    extreme = np.asarray(-np.inf if op == "max" else np.inf).astype(dtype)
+    return extreme if np.isinf(extreme) else np.asarray(finite.min if op == "max" else finite.max, dtype)
+
 
 COMPARED_BYTES = 4
 """The least width in which maxima and minima of floats are compared: no collective compares int16."""

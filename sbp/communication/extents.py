@@ -105,7 +105,9 @@ def own_entry(ctx: Local, axes: Sequence[int], table: Sequence[int] | Sequence[S
     lines = np.asarray(table, np.int32)
     own: Position = lines[0]
     if not (lines == own).all():
-        own = lax.dynamic_index_in_dim(jnp.asarray(lines), ctx.rank(axes), keepdims=False)
+        own = lax.dynamic_index_in_dim(
+            jnp.asarray(lines), ctx.rank(axes), keepdims=False, allow_negative_indices=False
+        )
     return own
 
 
@@ -113,4 +115,4 @@ def slice_rows(x: jax.Array, start: Position, count: int, dim: int) -> jax.Array
     """`count` rows along `dim`, from an integer or a traced position on."""
     if isinstance(start, np.integer):
         return lax.slice_in_dim(x, int(start), int(start) + count, axis=dim)
-    return lax.dynamic_slice_in_dim(x, start, count, axis=dim)
+    return lax.dynamic_slice_in_dim(x, start, count, dim, allow_negative_indices=False)

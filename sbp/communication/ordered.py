@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sbp.communication.dtype_limits import identity_of
+from sbp.communication.bits import identity_of
 from sbp.communication.protocol import Communication, Local
 from sbp.compat import core
 

@@ -1,13 +1,17 @@
 """The protocol: `Local`, through which a body sends, and `Communication`, what a rule declares of it.
 
 docs/communication.md explains both, method by method.
+
+Checks what a rule declares of a collective: its kind, its bytes, and the place in its reason.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from string import Formatter
 from typing import Any
 
 import jax
@@ -16,10 +20,9 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from sbp.communication.declarations import communication_problems
 from sbp.compat import core
 from sbp.compat.untyped import DType, Position, PyTree, all_gather, all_to_all, pmax, pmin, ppermute, psum
-from sbp.errors import raise_all
+from sbp.errors import Problem, raise_all
 from sbp.layout import Layout, chunk_sizes
 
 
@@ -179,3 +182,44 @@ class Local:
         """The minimum over the devices along `axes`; NaN may be lost (`sbp.communication.bits`)."""
         self._says("all_reduce", axes)
         return pmin(x, tuple(self.names[a] for a in axes))
+
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
+"""The collectives between the devices of one placement."""
+
+
+@cache
+def unknown_places(reason: str) -> tuple[str, ...]:
+    """The places of a reason that nothing fills in; only `{axes}` is known.
+
+    >>> unknown_places("needs {rows} of {axes}")
+    ('{rows}',)
+    """
+    try:
+        places = [name for _, name, _, _ in Formatter().parse(reason) if name is not None]
+    except ValueError:
+        return ("a brace that is not closed",)
+    return tuple(dict.fromkeys(f"{{{name}}}" for name in places if name != "axes"))
+
+
+def reason_problem(where: str, reason: str) -> Iterator[Problem]:
+    """The problem of the places of a reason, if there is one."""
+    if unknown := unknown_places(reason):
+        why = f"nothing fills in {' and '.join(unknown)}: a plan knows the names of the axes alone"
+        fix = "write numbers into the text (an f-string with {{axes}}), and braces of its own twice"
+        yield Problem("rule", where, repr(reason), "{axes}, or no place", why, fix)
+
+
+def communication_problems(kind: str, wire_bytes: float, reason: str) -> Iterator[Problem]:
+    """The problems of a `Communication`, by its fields."""
+    if kind not in COLLECTIVES:
+        legal, why = ", ".join(COLLECTIVES), "the plan lists it among the collectives of these kinds"
+        plain = str(kind).lower().replace("-", "").replace("_", "")
+        close = next((k for k in COLLECTIVES if k.replace("_", "") == plain), "")
+        other = "'all_reduce' for a sum, 'permute' to a neighbour"
+        fix = f"did you mean {close!r}?" if close else other
+        yield Problem("rule", "Communication(kind=...)", repr(kind), legal, why, fix)
+    if not wire_bytes >= 0:
+        why, fix = "it is what one device sends", "0 for nothing: the plan then leaves it out"
+        yield Problem("rule", "Communication(wire_bytes=...)", str(wire_bytes), "0 or more bytes", why, fix)
+    yield from reason_problem("Communication(reason=...)", reason)

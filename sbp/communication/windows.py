@@ -14,7 +14,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
-from sbp.communication.dtype_limits import identity_of
+from sbp.communication.bits import identity_of
 from sbp.communication.extents import Extent, extent, own_entry, slice_rows
 from sbp.communication.halo import (
     Slide,

@@ -1,12 +1,17 @@
 """Forks of a process that has used JAX: its threads are not in the child, where who waits for them hangs.
 
 Nothing is looked at in a call but a word that the fork itself leaves. Nothing here imports JAX.
+
+Runs actions when Python ends, before executors refuse work; `atexit` is too late for that.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sbp.errors import Problem, ProcessError
@@ -61,3 +66,16 @@ def check_not_forked(what: str) -> None:
                 'multiprocessing.get_context("spawn"); forks that only use NumPy, as in a feed, are fine',
             )
         )
+
+
+def before_exit(action: Callable[[], object]) -> None:
+    """Runs an action when Python ends, before executors refuse work; the last registered runs first.
+
+    `concurrent.futures` shuts its executors down before `atexit` calls anything, and asyncio, orbax and the
+    clients of object stores use them.
+
+    Arguments:
+      action: a function without arguments.
+    """
+    register = getattr(threading, "_register_atexit", atexit.register)
+    register(action)

@@ -14,9 +14,8 @@ from functools import lru_cache
 from typing import Any
 
 from sbp.errors import PlacementError, Problem
-from sbp.rates.chips import CHIPS, Chip
+from sbp.rates.chips import CHIPS, LAUNCH_SECONDS, MEMORY_SHARE, Chip
 from sbp.rates.collectives import collective_seconds, curve_seconds, sent_share
-from sbp.rates.kernels import LAUNCH_SECONDS, MEMORY_SHARE
 from sbp.rates.matmuls import FUSED_SHARE, VECTOR, matmul_seconds
 from sbp.rates.tables import CollectiveCurve
 

@@ -22,8 +22,11 @@ from typing import Any
 
 from sbp.errors import raise_all
 from sbp.hardware.catalogue import ANY, CATALOGUE, Hardware, Link
-from sbp.hardware.quantities import BYTES, FLOPS, RATE, SECONDS
 from sbp.hardware.toml_reader import (
+    BYTES,
+    FLOPS,
+    RATE,
+    SECONDS,
     Form,
     TomlReader,
     TomlTable,

@@ -3,6 +3,8 @@
 The figures are those of XLA's own target descriptions (xla/backends/gpu/target_config/specs, Apache-2.0, of
 2026-08-13); dense matrix rates are cores x units x operations per clock x 2 x matrix clock, and "f32" is
 that of TF32. Where XLA has no measured tables of a chip, `tables` is "", and its collectives are by formula.
+
+What every kernel of a GPU takes beside the rates of its chip.
 """
 
 from __future__ import annotations
@@ -150,3 +152,10 @@ CHIPS: Mapping[str, Chip] = {
         ),
     )
 }
+
+
+LAUNCH_SECONDS = 1e-6
+"""Beside its work: XLA's own figure (xla/service/gpu/model/gpu_performance_model_base)."""
+MEMORY_SHARE = 0.9
+"""Of the nominal bandwidth of the memory: an assumption of ours, which no measurement here backs. XLA's own
+model takes all of it."""

@@ -191,12 +191,17 @@ def _local(ctx: Local, *args: jax.Array) -> list[jax.Array]:
         return run_attention(ctx.primitive, args, ctx.params)
     query, key = ctx.operands[QUERY], ctx.operands[KEY]
     first = ctx.offset(query, dim) // (query.shape[dim] // key.shape[dim]) - ctx.offset(key, dim)
-    met = [lax.dynamic_slice_in_dim(x, first, count, dim) for x in args[KEY : VALUE + 1]]
+    met = [
+        lax.dynamic_slice_in_dim(x, first, count, dim, allow_negative_indices=False)
+        for x in args[KEY : VALUE + 1]
+    ]
     results = run_attention(ctx.primitive, (args[QUERY], *met, *args[BIAS:]), ctx.params)
     if len(args) >= BACKWARD:
         for i in (KEY, VALUE):
             zeros = jnp.zeros(args[i].shape, args[i].dtype)
-            results[i] = lax.dynamic_update_slice_in_dim(zeros, results[i], first, dim)
+            results[i] = lax.dynamic_update_slice_in_dim(
+                zeros, results[i], first, dim, allow_negative_indices=False
+            )
     return results
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from sbp.communication.declarations import reason_problem, unknown_places
+from sbp.communication.protocol import reason_problem, unknown_places
 from sbp.errors import Problem, raise_all
 from sbp.rules.entry import Op, Row, Shape
 from sbp.signature import PARTIAL_OPS, Broadcast, Partial, Split, is_signature

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 
-from sbp.communication.dtype_limits import identity_of
+from sbp.communication.bits import identity_of
 from sbp.compat.untyped import DType, finfo, iinfo
 from sbp.rules.entry import Op, Row, element_flops
 from sbp.rules.factors import MAX, MIN, additive_row, factors, same_dims

@@ -159,7 +159,8 @@ def _dynamic_slice_local(ctx: Local, x: jax.Array, *starts: jax.Array) -> list[j
     cut = [d for d, (n, m) in enumerate(zip(whole.shape, part.shape, strict=True)) if n != m]
     owned = [d for d in cut if whole.axes(d)]
     sizes = tuple(part.shape[d] if d in cut and d not in owned else n for d, n in enumerate(x.shape))
-    x = lax.dynamic_slice(x, [np.int32(0) if d in owned else s for d, s in enumerate(origin)], sizes)
+    start = [np.int32(0) if d in owned else s for d, s in enumerate(origin)]
+    x = lax.dynamic_slice(x, start, sizes, allow_negative_indices=False)
     for d in owned:
         at = origin[d] + lax.iota(np.int32, part.shape[d]) - ctx.offset(whole, d)
         mine = (at >= 0) & (at < ctx.length(whole, d))
@@ -188,7 +189,7 @@ def _dynamic_update_local(ctx: Local, x: jax.Array, update: jax.Array, *starts: 
     cut = [d for d, (n, m) in enumerate(zip(whole.shape, part.shape, strict=True)) if n != m]
     owned = [d for d in cut if whole.axes(d)]
     if not owned:
-        return [lax.dynamic_update_slice(x, update, origin)]
+        return [lax.dynamic_update_slice(x, update, origin, allow_negative_indices=False)]
     if 0 in part.shape:
         return [x]
     ours = jnp.ones((), bool)
@@ -198,8 +199,9 @@ def _dynamic_update_local(ctx: Local, x: jax.Array, update: jax.Array, *starts: 
         inside = (at >= 0) & (at < part.shape[d])
         ours = ours & lax.broadcast_in_dim(inside, [n if e == d else 1 for e, n in enumerate(x.shape)], (d,))
     start = [np.int32(0) if d in owned else s for d, s in enumerate(origin)]
-    kept = lax.dynamic_slice(x, start, update.shape)
-    return [lax.dynamic_update_slice(x, jnp.where(ours, update, kept), start)]
+    kept = lax.dynamic_slice(x, start, update.shape, allow_negative_indices=False)
+    changed = jnp.where(ours, update, kept)
+    return [lax.dynamic_update_slice(x, changed, start, allow_negative_indices=False)]
 
 
 @rule("dynamic_update_slice", local=_dynamic_update_local)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from numpy.typing import NDArray
 
-from sbp.communication.dtype_limits import identity_of
+from sbp.communication.bits import identity_of
 from sbp.communication.extents import Extent
 from sbp.communication.halo import halos_pay
 from sbp.communication.protocol import Local

@@ -15,7 +15,7 @@ from sbp.communication.wire import WIRE_TYPES
 from sbp.errors import ArgumentError, SbpError
 from sbp.hardware.catalogue import BYTES_ONLY
 from sbp.options import ExchangeOptions, PipelineOptions
-from sbp.runtime.call.option_errors import LEGAL
+from sbp.runtime.call.usage_errors import LEGAL
 from tests.errors.messages import Messages, check_message, kinds
 from tests.options import options_of
 

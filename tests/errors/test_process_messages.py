@@ -13,8 +13,8 @@ import sbp
 from sbp.errors import KINDS, ArgumentError, CheckpointError, Problem, ProcessError
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
 from sbp.runtime.execute import host_input_check
+from sbp.runtime.processes import addressable, process_group
 from sbp.runtime.processes import messages as said_of_calls
-from sbp.runtime.processes import process_group, process_local_data
 from sbp.runtime.program import program
 from sbp.runtime.storage import libraries
 from sbp.runtime.storage.messages import not_installed
@@ -120,7 +120,7 @@ MESSAGES: Messages = {
         "otherwise one seed and one order of the data for all",
     ),
     "rows of a number": (
-        lambda: raised(process_local_data._no_rows("argument 2['n']", np.zeros((), np.float32))),
+        lambda: raised(addressable._no_rows("argument 2['n']", np.zeros((), np.float32))),
         ArgumentError,
         "argument 2['n']",
         "float32[], of which this process is to have its own rows",

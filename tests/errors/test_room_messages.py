@@ -13,7 +13,7 @@ from sbp.runtime.arrays import messages as arrays
 from sbp.runtime.arrays import state
 from sbp.runtime.checkpoint import messages
 from sbp.runtime.nan_checks import state_check
-from sbp.runtime.processes import process_local_data
+from sbp.runtime.processes import addressable
 from sbp.runtime.storage.messages import lease_held, lease_lost
 from sbp.runtime.training import messages as training
 
@@ -68,7 +68,7 @@ CALLS: dict[str, tuple[Problem, str]] = {
   try    like=program.abstract_args[0], or another tree of them""",
     ),
     "uneven processes": (
-        process_local_data._uneven(sbp.placement("cpu", shape=(3,)), "x", Counter({0: 2, 1: 1})),
+        addressable._uneven(sbp.placement("cpu", shape=(3,)), "x", Counter({0: 2, 1: 1})),
         """x, of which each process has its own rows
   got    cpu(x=3): 2 in process 0, 1 in process 1 of 1
   legal  as many devices of each process
@@ -76,7 +76,7 @@ CALLS: dict[str, tuple[Problem, str]] = {
   try    the whole argument in every process, without own_rows""",
     ),
     "rows of a number": (
-        process_local_data._no_rows("x", np.asarray(1.0, np.float32)),
+        addressable._no_rows("x", np.asarray(1.0, np.float32)),
         """x
   got    float32[], of which this process is to have its own rows
   legal  arrays of at least one dim

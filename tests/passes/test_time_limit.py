@@ -19,7 +19,7 @@ from sbp.passes.plan import cheapest, model
 from sbp.passes.plan.network import Solution
 from sbp.passes.plan.phases import Phases
 from sbp.passes.request import Request, Terms
-from sbp.runtime.call.option_errors import terms_of
+from sbp.runtime.call.usage_errors import terms_of
 from tests.golden import two_stages
 from tests.passes.questions import asked
 

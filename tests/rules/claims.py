@@ -19,7 +19,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec
 
 from sbp import view
-from sbp.communication.dtype_limits import identity_of
+from sbp.communication.bits import identity_of
 from sbp.communication.protocol import Local
 from sbp.compat import core
 from sbp.errors import raise_all

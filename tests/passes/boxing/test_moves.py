@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from sbp import view
-from sbp.communication.declarations import COLLECTIVES
+from sbp.communication.protocol import COLLECTIVES
 from sbp.hardware.catalogue import hardware_for
 from sbp.layout import is_even
 from sbp.passes.boxing.links import Network

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sbp.communication.declarations import COLLECTIVES
+from sbp.communication.protocol import COLLECTIVES
 from sbp.passes.physical.fusing import COSTLY, IN_PLACE, KINDS, MOVES, PARTIAL, Fusing
 from sbp.rules import REGISTRY
 

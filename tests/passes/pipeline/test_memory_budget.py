@@ -9,7 +9,7 @@ import sbp
 from sbp import B, S
 from sbp.hardware.catalogue import hardware_for
 from sbp.options import PipelineOptions
-from sbp.passes.pipeline.memory_budget import budget_of
+from sbp.passes.pipeline.planning import budget_of
 from tests.passes.pipeline.scanned import arguments, step_of
 
 GRID = sbp.placement("cpu", shape=(2, 4), axes=("stage", "data"))

@@ -8,8 +8,8 @@ import pytest
 import sbp
 from sbp.options import PipelineOptions
 from sbp.passes.face import Plan
+from sbp.passes.render.terminal import MAX_WIDTH, drawn, fitted, terminal_width
 from sbp.passes.render.text import plan_text
-from sbp.passes.render.width import MAX_WIDTH, drawn, fitted, terminal_width
 from tests.golden import two_stages
 
 

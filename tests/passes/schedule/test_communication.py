@@ -6,9 +6,8 @@ import pytest
 
 from sbp.errors import ArgumentError
 from sbp.passes.schedule.actions import SENDS, Action, Kind, Schedule
-from sbp.passes.schedule.communication import add_transfers, issue_order
+from sbp.passes.schedule.communication import add_transfers, find_deadlock, issue_order
 from sbp.passes.schedule.dataflow import Edge, chain
-from sbp.passes.schedule.deadlock import find_deadlock
 from sbp.passes.schedule.orders import GENERATORS, make
 from sbp.passes.schedule.simulate import simulate
 from sbp.passes.schedule.times import Times, equal_times

@@ -8,9 +8,8 @@ import pytest
 
 from sbp.errors import ArgumentError, SbpError
 from sbp.passes.schedule.actions import Action, Kind, Schedule
-from sbp.passes.schedule.communication import add_transfers
+from sbp.passes.schedule.communication import add_transfers, check_no_deadlock, find_deadlock
 from sbp.passes.schedule.dataflow import Edge, chain
-from sbp.passes.schedule.deadlock import check_no_deadlock, find_deadlock
 from sbp.passes.schedule.simulate import simulate
 from sbp.passes.schedule.times import equal_times
 from tests.passes.schedule.texts import action, named, skipping, written

@@ -7,8 +7,8 @@ import pytest
 
 from sbp.errors import ArgumentError, MemoryLimitError, SbpError
 from sbp.passes.schedule.actions import Kind
+from sbp.passes.schedule.communication import find_deadlock
 from sbp.passes.schedule.dataflow import Edge
-from sbp.passes.schedule.deadlock import find_deadlock
 from sbp.passes.schedule.greedy import GreedyPolicy, OrderTask, list_schedule
 from sbp.passes.schedule.improve import improved, least_seconds
 from sbp.passes.schedule.memory import Footprint, peaks, units

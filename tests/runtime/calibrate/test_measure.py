@@ -13,8 +13,7 @@ from sbp.hardware.file import hardware_from
 from sbp.rates.collectives import KINDS
 from sbp.rates.tables import CollectiveCurve
 from sbp.runtime.calibrate import measure as module
-from sbp.runtime.calibrate.calibration import Calibration
-from sbp.runtime.calibrate.measure import SMALL, Effort, calibrate, fitted_link
+from sbp.runtime.calibrate.measure import SMALL, Calibration, Effort, calibrate, fitted_link
 from tests.golden import two_layers
 
 

@@ -10,7 +10,7 @@ import sbp
 from sbp import B, S
 from sbp.passes.physical.program import Physical
 from sbp.rates.chips import CHIPS
-from sbp.runtime.execute.scheduler_options import SCHEDULED_SHARE, USUAL_HUNDREDTHS, compiler_options
+from sbp.runtime.execute.compiled_program import SCHEDULED_SHARE, USUAL_HUNDREDTHS, compiler_options
 
 W = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
 X = jax.ShapeDtypeStruct((8192, 4096), jnp.float32)

@@ -13,8 +13,7 @@ from sbp.passes.boxing.moves import Move
 from sbp.passes.physical.buckets import KINDS
 from sbp.placement import placement
 from sbp.runtime.hlo.meter import read_compiled
-from sbp.runtime.lower.buckets import FusedSend, apply_bucket
-from sbp.runtime.lower.collectives import apply_move
+from sbp.runtime.lower.collectives import FusedSend, apply_bucket, apply_move
 from sbp.signature import Split
 from tests.runtime.lower.test_collectives import FAST, SHAPES, moves_of, stacked, table, tensor
 

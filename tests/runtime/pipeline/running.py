@@ -12,8 +12,7 @@ import numpy as np
 
 import sbp
 from sbp.options import PipelineOptions
-from sbp.runtime.pipeline.drivers import Drivers
-from sbp.runtime.pipeline.program import CompiledPipeline
+from sbp.runtime.pipeline.program import CompiledPipeline, Drivers
 from tests.runtime.pipeline.programs import CASES, Case
 
 STEPS = 20

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.runtime.pipeline.drivers import STEPS, Drivers, may_help
 from sbp.runtime.pipeline.pipeline_executor import PipelineExecutor
-from sbp.runtime.pipeline.program import CompiledPipeline
+from sbp.runtime.pipeline.program import STEPS, CompiledPipeline, Drivers, may_help
 from tests.options import options_of
 from tests.runtime.pipeline.programs import chain_of, parts, training
 

@@ -12,7 +12,7 @@ import pytest
 
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
 from sbp.runtime.processes.failure_cause import FOLLOWS
-from sbp.runtime.processes.job import job_name, set_launched
+from sbp.runtime.processes.initialize import job_name, set_launched
 from tests.runtime.processes.schedulers import (
     CLUSTER,
     SMALL,

@@ -12,17 +12,15 @@ from typing import Any
 import jax
 import pytest
 
-from sbp.runtime.processes import address
-from sbp.runtime.processes.address import HostRoute, own_address
+from sbp.runtime.processes import initialize
 from sbp.runtime.processes.call_order import explained
-from sbp.runtime.processes.joining import joining, missing
+from sbp.runtime.processes.initialize import HostRoute, joining, missing, own_address
 from sbp.runtime.processes.liveness import ENDED, QUIET_LOOKS, LivenessWatch
 from tests.runtime.processes.test_call_order import LAST, STEP, Dict, called
 from tests.runtime.processes.test_two_processes import ROOT
 
 WAITS = """
 import sys, time
-from sbp.runtime.processes.joining import joining
 with joining(lambda: (int(sys.argv[1]), 2, sys.argv[2]), most_seconds=1.5, said_again_seconds=0.4):
     time.sleep(60)
 """
@@ -94,7 +92,7 @@ def test_an_address_is_one_that_other_hosts_reach(name: str, monkeypatch: pytest
     kv_store: Any = Dict()
     found = {}
     for index in [*range(1, len(routes)), 0, *range(len(routes))]:  # again, when all have left their words
-        monkeypatch.setattr(address, "route_to", lambda _, route=routes[index]: route)
+        monkeypatch.setattr(initialize, "route_to", lambda _, route=routes[index]: route)
         try:
             found[index] = own_address(kv_store, index, len(routes), "host:1")
         except jax.errors.JaxRuntimeError:  # it would wait

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from sbp.runtime.processes import launch as launcher
-from sbp.runtime.processes.launch import LaunchRequest, launch
-from sbp.runtime.processes.restarts import SOON_SECONDS, Restarts
+from sbp.runtime.processes.launch import SOON_SECONDS, LaunchRequest, Restarts, launch
 from tests.runtime.processes.test_two_processes import ROOT
 
 pytestmark = pytest.mark.full
@@ -54,7 +53,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     background ignore some, and `nohup` does."""
     monkeypatch.setattr(launcher, "OTHERS_SECONDS", 2.0)
     monkeypatch.setattr(launcher, "GRACE_SECONDS", 0.5)
-    monkeypatch.setattr("sbp.runtime.processes.restarts.FIRST_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("sbp.runtime.processes.launch.FIRST_WAIT_SECONDS", 0.05)
     before = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGINT, signal.SIGHUP)}
     yield
     for number, handler in before.items():
@@ -166,7 +165,7 @@ def test_the_second_signal_ends_all_at_once() -> None:
 
 
 def test_it_ends_while_it_waits_to_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbp.runtime.processes.restarts.FIRST_WAIT_SECONDS", 30.0)
+    monkeypatch.setattr("sbp.runtime.processes.launch.FIRST_WAIT_SECONDS", 30.0)
     code = "import subprocess\n"
     code += "if index == 0:\n"
     code += " late = f'sleep 1; kill -TERM {os.getppid()}'\n"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
-from sbp.runtime.processes import restarts
+from sbp.runtime.processes import launch as launching
 from sbp.runtime.processes.launch import LaunchRequest, launch
 from tests.runtime.processes import cases, unattended
 
@@ -78,8 +78,8 @@ def check(kind: str, disk: Path, tmp_path: Path, steps: int, save_every: int, **
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch that is killed often waits for longer each time: here it need not."""
-    monkeypatch.setattr(restarts, "FIRST_WAIT_SECONDS", 0.1)
-    monkeypatch.setattr(restarts, "MOST_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(launching, "MOST_WAIT_SECONDS", 0.1)
 
 
 @pytest.mark.full

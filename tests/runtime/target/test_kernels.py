@@ -2,10 +2,9 @@
 
 import pytest
 
-from sbp.rates.chips import CHIPS
-from sbp.rates.kernels import LAUNCH_SECONDS, MEMORY_SHARE
-from sbp.runtime.target.kernels import kernel_time
+from sbp.rates.chips import CHIPS, LAUNCH_SECONDS, MEMORY_SHARE
 from sbp.runtime.target.matmuls import MatrixProduct
+from sbp.runtime.target.simulation import kernel_time
 from sbp.runtime.target.work import Work
 
 H100 = CHIPS["h100"]

@@ -15,8 +15,7 @@ from sbp.errors import ArgumentError
 from sbp.rates.chips import CHIPS
 from sbp.runtime.report.contents import contents_text
 from sbp.runtime.report.program_contents import percent
-from sbp.runtime.report.report import ProgramReport, report_of
-from sbp.runtime.report.simulated_step import simulated_step
+from sbp.runtime.report.report import ProgramReport, report_of, simulated_step
 from sbp.runtime.target.collective_sites import CompiledCollective
 from sbp.runtime.target.comparison import MemoryUse, compared
 

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from sbp.rates.chips import CHIPS
+from sbp.rates.chips import CHIPS, LAUNCH_SECONDS
 from sbp.rates.collectives import collective_seconds
-from sbp.rates.kernels import LAUNCH_SECONDS
 from sbp.rates.matmuls import matmul_seconds
 from sbp.runtime.hlo.parser import HloTextError
 from sbp.runtime.target.events import HOST, KERNELS, LOOPS, NETWORK, NVLINK, Event, Simulation

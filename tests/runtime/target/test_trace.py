@@ -7,8 +7,17 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-from sbp.runtime.target.events import HOST, KERNELS, LOOPS, NETWORK, NVLINK, Event, Simulation
-from sbp.runtime.target.trace import names_of, trace_json
+from sbp.runtime.target.events import (
+    HOST,
+    KERNELS,
+    LOOPS,
+    NETWORK,
+    NVLINK,
+    Event,
+    Simulation,
+    names_of,
+    trace_json,
+)
 
 EVENTS = (
     Event("while.1", "while", LOOPS, 0.0, 10e-6),
