@@ -1,7 +1,5 @@
 """The search for signatures: the cheapest plan, the cheapest that fits, the one with the shortest step."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property

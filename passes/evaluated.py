@@ -1,7 +1,5 @@
 """What a program costs as a plan says it, and what of a tensor's makers it says."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The tensors near a collective that a user can hold: at a line of the program, gradients, arguments."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

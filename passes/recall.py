@@ -4,8 +4,6 @@ A search is kept under a digest of all that its answer depends on. What a functi
 computes cannot be a part of that: then nothing is kept, unless a rule of the user's speaks for the op.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property

@@ -7,8 +7,6 @@ a time, and everything else near is chosen anew. What is told was then planned a
 was time, and the collective looked for in that plan.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

@@ -1,7 +1,5 @@
 """The tensors of what a plan sends, as they can be held; and what another plan sends when they are."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from sbp.annotation import annotate_p

@@ -1,7 +1,5 @@
 """What must hold between passes: checked after each of them, unless `Options(check=False)` says otherwise."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from sbp.passes.boxing.paths import Boxing, Boxings

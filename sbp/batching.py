@@ -1,7 +1,5 @@
 """`microbatch`: a function of a batch, run on parts of it one after the other, its results combined."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeAlias, TypeVar, cast

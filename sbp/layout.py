@@ -5,8 +5,6 @@ shards may be shorter or empty and are padded to the chunk. What is in the paddi
 valid part of a shard is always a prefix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """`rows`: an optimizer that updates the rows of a table that the batch has touched, and leaves the others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol

@@ -1,7 +1,5 @@
 """Options of a compilation."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -16,7 +14,6 @@ UNITS: dict[str, float] = {
     **{f"{letter}iB": 1024.0**power for power, letter in enumerate("KMGTP", 1)},
 }
 """Bytes of each unit in which a limit on memory may be written."""
-
 
 TIME_LIMIT_SECONDS = 30.0
 """What planning may take, where nobody says it."""

@@ -4,8 +4,6 @@
 Nothing here is fast; everything is evident.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any

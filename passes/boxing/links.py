@@ -1,7 +1,5 @@
 """What a move costs on the links of a placement."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The moves of boxing: one collective or local step, over one placement axis or several at once."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Shortest paths between all signatures of a tensor, from its single moves."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ dozens of shapes, and four axes have ten thousands of moves: to go through them 
 longer than to search for the plan.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The plan of a physical program: a row for everything that is sent, each with its cost and its reason."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 What constraints would cost or save that a plan leaves out.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence

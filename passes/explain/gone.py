@@ -1,7 +1,5 @@
 """Whether a plan does without a collective of another."""
 
-from __future__ import annotations
-
 from sbp.passes.explain.choices import HeldPlan
 from sbp.passes.explain.plan import Collective, PlanData
 

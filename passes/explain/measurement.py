@@ -3,8 +3,6 @@
 These are data. `runtime/profile` measures, and the simulator of compiled programs fills them too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Memory: a plan that needs more than it may is refused, or says so, with the largest tensors named."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

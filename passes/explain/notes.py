@@ -1,7 +1,5 @@
 """Remarks on a plan: what the reader did not ask about and should know."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

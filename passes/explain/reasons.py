@@ -1,7 +1,5 @@
 """Why a collective is there: what made the tensor lie so, and who wants it otherwise, in one sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

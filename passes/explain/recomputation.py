@@ -1,7 +1,5 @@
 """The recomputation of a plan: ops that run again, tensors that are not kept, and the time it costs."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 

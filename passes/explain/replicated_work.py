@@ -1,7 +1,5 @@
 """Finds work that all devices of an axis repeat although an argument is split, and how to avoid it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 

@@ -1,7 +1,5 @@
 """What a user calls a tensor, and which tensors that means: paths, lines, ops at a line, names of a plan."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass

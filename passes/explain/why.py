@@ -1,7 +1,5 @@
 """Why a collective is there, at length: its reason, and what the ops beside it could do instead."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

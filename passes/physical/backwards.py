@@ -4,8 +4,6 @@ Which op is next is asked of all that may be placed, once per op: in a step of 9
 thousands of times, of up to thousands each.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple, TypeAlias
 
 import numpy as np

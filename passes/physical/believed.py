@@ -3,8 +3,6 @@
 Its tables and its formulas are in `sbp.rates.beliefs`; here is what an op of a program is to them.
 """
 
-from __future__ import annotations
-
 from sbp.compat import core
 from sbp.hardware.catalogue import hardware_for
 from sbp.passes.boxing.links import Network

@@ -5,8 +5,6 @@ needs it, and leaves with all that wait for the same group; moves whose turn is 
 there already are taken along, up to a limit, so that no bucket keeps much memory alive.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias

@@ -5,8 +5,6 @@ one layer of those that are alike: with each collective counting as far as it is
 every parallelism is solved on the network folded, all of them with the same classes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Operands of convolutions that are laid out anew: cuDNN takes neither JAX's kernels nor uneven padding."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

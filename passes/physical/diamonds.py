@@ -5,8 +5,6 @@ XLA:GPU makes one kernel of `x -> reduction of its rows -> op(x, reduction)` bef
 whoever reads it, and the kernel reads a whole row before it writes any of it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Protocol

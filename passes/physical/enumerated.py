@@ -5,8 +5,6 @@ difference may be as large as all the rest, so that no limit on what is counted 
 there all assignments can be looked at, and every way to run ops again under each of them.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

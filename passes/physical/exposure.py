@@ -5,8 +5,6 @@ all others. So a plan is run as XLA:GPU would (overlap.py), each move counts fro
 that was exposed, and the problem is solved again.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field

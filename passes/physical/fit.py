@@ -1,7 +1,5 @@
 """The cheapest plan that fits: the search under a limit, until the evaluator agrees that it is kept."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

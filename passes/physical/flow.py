@@ -1,7 +1,5 @@
 """Who makes a tensor, and who wants it how: what sentences on a program are made from."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

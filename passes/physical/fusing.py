@@ -8,8 +8,6 @@
   but a product computes of its operands what one other tensor and scalars, or rows of an argument, give.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -7,8 +7,6 @@ shortest step of all that were looked at. How many that are depends on the size 
 the same program has the same plan however busy the machine is.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -7,8 +7,6 @@ are then brought within the limit. A parallelism that has no room is not thrown 
 more, so that those tensors leave it that free the most memory for what it takes.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Insertion: the moves that bring every value to where the chosen signatures want it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 

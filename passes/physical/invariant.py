@@ -5,8 +5,6 @@ one; recomputed layers (`jax.checkpoint` in a scan) do. One scalar that is repea
 takes it into the loop.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Iterator
 
 from sbp.passes.physical.kernels import Kernels

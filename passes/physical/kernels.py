@@ -8,8 +8,6 @@ before that, with what makes their operands of no more than they are themselves 
 reads such an operand does not count.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

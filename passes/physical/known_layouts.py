@@ -6,8 +6,6 @@ a model of few signatures, and its program asked what it needs. If none of them 
 limit goes among these signatures alone, with what may run again.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace

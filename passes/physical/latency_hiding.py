@@ -9,8 +9,6 @@ most others; the later one in the order that takes little memory. Memory itself 
 device's is taken.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ all-gathers and reduce-scatters); arguments and results of a program have their 
 kernel of both goes through them tile by tile, and can write over none of its operands.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 

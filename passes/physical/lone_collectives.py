@@ -4,8 +4,6 @@ The search adds up moves, each with a latency of its own, and XLA sends moves of
 gather of a loss seems cheaper than its all-reduce, which would leave with those of the gradients.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ what each op reads from memory and writes to it, and a chain of element-wise ops
 What collectives then stand between is not merged, and costs more than is counted here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache

@@ -5,8 +5,6 @@ that keeps the limit by the count does not keep it by the evaluator, less room a
 that is wrong: at other times, where the limit binds, nothing changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np

@@ -6,8 +6,6 @@ computes nothing: it brings the owner's bits, a -0.0 included (communication/bit
 computed from the parts, that is over, and infinities may turn into NaN: the plan says where (decision 0004).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """Gradients of max pooling: XLA writes where each maximum is before it adds the gradient there."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

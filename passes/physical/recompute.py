@@ -6,8 +6,6 @@ right before it is needed: XLA would otherwise find that the copy computes what 
 early and keep it. Copies are ops like any others from here on, and ops of the plain program keep their ids.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

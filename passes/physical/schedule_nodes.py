@@ -5,8 +5,6 @@ its own; other collectives take several tensors at once. Kernels that go through
 with several results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby

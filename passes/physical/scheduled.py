@@ -6,8 +6,6 @@ collective turns over is copied (layouts.py). That takes about three times as lo
 compiled programs: it decides between the few plans that the search has left, and is what plans say.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol

@@ -11,8 +11,6 @@ the order that was planned (order.py), and what that holds is what the plan says
   (`HeapSimulator` asks who uses a buffer at once). So sections end where little is going to be written over.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -9,8 +9,6 @@ XLA lets one collective be under way at a time, inside a host or between hosts
 (`xla_gpu_experimental_parallel_collective_overlap_limit` is 1), and so there is one stream of them.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What a device holds over one trip of a loop, beyond what is counted outside of it."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ before the loop, among the ops there, and what of it waits for nobody runs besid
 that are recomputed for their gradients need no gradient yet.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 

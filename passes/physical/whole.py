@@ -4,8 +4,6 @@ How long a step takes (scheduled.py) and what it holds (memory.py) are asked of 
 order, unless first trips of loops run before these in memory. So they are merged and ordered once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

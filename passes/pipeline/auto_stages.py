@@ -5,8 +5,6 @@ the opposite order. The values that a backward op reads from the forward pass bo
 forward op that it belongs to; within these bounds the backward pass is cut where the fewest bytes cross.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What must hold of a program that has been cut, checked where `Options(check=True)` asks for it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 

@@ -18,8 +18,6 @@ makes, so that what is gathered for one part is not held for the step.
 Words: docs/glossary.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

@@ -1,7 +1,5 @@
 """Which stage feeds which: of the pieces, for the schedule."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from sbp.errors import AnnotationError, Problem

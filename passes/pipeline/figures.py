@@ -1,7 +1,5 @@
 """What the stages of a pipeline cost, estimated: seconds of their actions, and bytes that they hold."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from sbp.passes.explain.plan import PlaceFigures, StageFigures

@@ -4,8 +4,6 @@ Hops between placements number the stages; a placement that comes by twice (inte
 op that no hop binds goes where its placement has a stage anyway: there are no more stages than must be.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

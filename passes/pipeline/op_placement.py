@@ -7,8 +7,6 @@ random bits, casts of weights) is *free*: every placement that needs it computes
 Words: docs/glossary.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

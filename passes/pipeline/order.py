@@ -7,8 +7,6 @@ whose forward they undo.
 Words: docs/glossary.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

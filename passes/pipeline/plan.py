@@ -1,7 +1,5 @@
 """The plan of a pipeline: those of its placements, its schedule, and what is sent between them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ its results to them, and stacks these, there is no such stack, and the sum is ch
 (program/control.py).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Chooses the schedule of a program with stages: by a search for times and memory, or checks a given one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Words: docs/glossary.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum

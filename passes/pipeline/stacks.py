@@ -6,8 +6,6 @@ optimizer's state, the next weights) is one as well. The rules say so: an op tak
 be split along dim 0 of all of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

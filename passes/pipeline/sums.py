@@ -4,8 +4,6 @@ The gradient of a weight that several stages use (a tied embedding) is a sum ove
 stage adds up its own part, and waits for no other one; they meet once, after the last micro-batch.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

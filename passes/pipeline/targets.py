@@ -1,7 +1,5 @@
 """What a user calls a tensor of a program with stages, and which tensors of which placements that means."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -7,8 +7,6 @@ Where an op takes a stack whole, its parts are put together again; where one tha
 parts, it is sliced. What is computed is the same, addends of sums over all layers in another order.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace

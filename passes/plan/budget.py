@@ -1,7 +1,5 @@
 """A limit on what lives at the same time, beside a cost network: its data, and its answer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The cheapest assignment of a program, by the solver; and a bound that holds however versions are made."""
 
-from __future__ import annotations
-
 import time
 
 from sbp.passes.boxing.paths import Boxings

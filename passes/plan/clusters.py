@@ -1,7 +1,5 @@
 """What is not kept from the early uses of a value to later ones: boxed anew, or made anew."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from sbp.passes.plan.candidates import Strategy

@@ -7,8 +7,6 @@ answer nearly as good as the whole, and is a tenth of it or less. The prices tha
 for all states (a column generation: Dantzig and Wolfe, 1960).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@
 of a mesh. Here the placement is known that has these axes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Costs: the roofline time of a local op."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

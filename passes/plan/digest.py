@@ -3,8 +3,6 @@
 Names of values and lines of the user's program are left out: signatures do not depend on them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import hashlib

@@ -5,8 +5,6 @@ its states has there; then it spreads its costs evenly over the edges to later n
 never changes, so the sum of all node and edge minima is a lower bound, and no sweep lowers it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Exact elimination of variables (bucket elimination, Dechter 1999), each distinct bucket worked out once."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import Counter

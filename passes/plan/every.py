@@ -1,7 +1,5 @@
 """Every combination of the states of a few nodes, under a limit on what lives at once."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

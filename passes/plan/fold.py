@@ -4,8 +4,6 @@ What is found is an assignment of the whole network at the cost that is said, an
 treat alike what looks alike nearby; it is not proven to be the cheapest of all.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ changing any of them alone do not hold it up. Bytes have a price in a move; whet
 what it costs and by what it keeps alive.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -6,8 +6,6 @@ model of the strategies that do the same along all axes of a group has such plan
 axes.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import TypeAlias
 

@@ -1,7 +1,5 @@
 """Values of a graph that are held to a signature, or only watched, as `sbp.annotate` behind them does."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ a plan like any other; what it is proven against is what the ops alone take at l
 strategies.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress

@@ -3,8 +3,6 @@
 The network is reduced first, as far as that is exact whatever loads add up to; what is left is the kernel.
 """
 
-from __future__ import annotations
-
 import math
 import time
 

@@ -5,8 +5,6 @@ boxing. A pair table of two ops is that table with its rows and columns picked o
 states squared to write down. Here it is the shared table and two lists of places.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

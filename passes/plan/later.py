@@ -1,7 +1,5 @@
 """When values are used under a limit on memory: soon after they are made, and again much later."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from sbp.passes.plan.model import ValueUse

@@ -5,8 +5,6 @@ others would send from those of their classes, and what it has put on its edges 
 network begin. Whatever messages these begin with, what they bound is true.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 

@@ -5,8 +5,6 @@ taking its states away, and tells afterwards which state of the kernel stands fo
 give every alternative a lower bound; those with the lowest are solved first, until no other can be cheaper.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence

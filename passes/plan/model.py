@@ -8,8 +8,6 @@ as it came.
 Words: docs/glossary.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

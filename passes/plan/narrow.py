@@ -7,8 +7,6 @@ searches over those. If what it finds is not above the level, then no state that
 plan, and the answer is as exact as without all this; otherwise the level is raised.
 """
 
-from __future__ import annotations
-
 import math
 import time
 

@@ -1,7 +1,5 @@
 """Pairwise cost networks: the planner's problem as data, and the answer to it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Parts of a network: connected ones, some states of each node, and what its entries are about."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

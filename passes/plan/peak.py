@@ -1,7 +1,5 @@
 """The smallest peak: what to say of a budget that nothing is found to fit into."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Annotations: what the user fixed, checked and brought into the graph."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -8,8 +8,6 @@ weights before it starts, or in each trip, depends on the signatures of its carr
 its body.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Hashable, Sequence

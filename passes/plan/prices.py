@@ -6,8 +6,6 @@ much, of a length that grows while it pays and else shrinks (a level method: Gof
 steps there are only two sweeps of TRW-S, so that neither waits for the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

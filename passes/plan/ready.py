@@ -3,8 +3,6 @@
 That takes seconds. The code is kept on disk; from then on it is a moment, once in each process.
 """
 
-from __future__ import annotations
-
 import time
 from functools import cache
 

@@ -11,8 +11,6 @@ do nothing besides, that need no gradient, and under signatures with which they 
 values are kept as ever.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

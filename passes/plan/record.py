@@ -3,8 +3,6 @@
 Ops, arguments and results are called by their positions in the graph, which are the same in every process.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Exact reductions of a cost network, with the way back: what is left is the hard kernel."""
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence

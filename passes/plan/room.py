@@ -10,8 +10,6 @@ one depends on two choices. What the evaluator's kernels and bodies hold beside 
 has the last word (passes/physical/fit.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

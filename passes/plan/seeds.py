@@ -6,8 +6,6 @@ allows: which of them is cheapest, and everything that it says nothing of, is so
 of what the user pinned, and nothing where no state would be left.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace

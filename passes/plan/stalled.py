@@ -7,8 +7,6 @@ at once, however long it is. And sweeps that go from node to neighbour carry cos
 order of the program, in which forward and backward ops of one layer are far apart.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -6,8 +6,6 @@ Inner loops run over slices: only there the compiler sees that places do not wra
 or eight numbers at once.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """What goes through memory, and when it lies there, where compilers merge chains of ops into kernels."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The search boxes a value to one version, and takes all that its uses want from t
 make any version from any other one; what that takes at least is a Steiner tree in the table of boxing times.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable

@@ -7,8 +7,6 @@ has read it so for nothing: the op counts what all of them read. An op that runs
 which the op that makes the value runs again too, so that is a third way, which costs what this op takes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

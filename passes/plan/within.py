@@ -1,7 +1,5 @@
 """The cheapest assignment under a limit on what lives at once: prices from below, local search from above."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

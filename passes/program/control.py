@@ -7,8 +7,6 @@ so that the loop's own dim stays whole and the others may be split.
 Words: docs/glossary.md.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

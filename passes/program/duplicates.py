@@ -1,7 +1,5 @@
 """Ops that compute what one before them has computed: once, as XLA does, which also merges what they send."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Hashable, Iterable
 from dataclasses import replace
 from typing import Any

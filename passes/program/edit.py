@@ -1,7 +1,5 @@
 """Changes to a traced graph: ops put in the place of others, written as JAX functions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

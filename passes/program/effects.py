@@ -1,8 +1,6 @@
 """Effects, what a program does beside computing its results: refs made inside become values, the rest is
 known or refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Ops that stand for others: what an equation is in ops that the compiler knows."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

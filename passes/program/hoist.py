@@ -5,8 +5,6 @@ what a loop computes of what it only reads, but nothing out of a scan over layer
 of each layer. Cast before the loop, weights can be brought near there too, in fewer bytes, and kept so.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ A planner that splits rows sees them move where `x.reshape(n, d).reshape(k, n //
 the first reshape merges a split dim into another one, and the second takes it out again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from sbp.passes.program.edit import Editor

@@ -4,8 +4,6 @@ Shardings that JAX infers between these, or derives for a backward pass, bind no
 chooses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

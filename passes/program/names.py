@@ -1,7 +1,5 @@
 """What a reader calls things: the phase of an op, and a name for every tensor."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -4,8 +4,6 @@ Such a value is sent in the narrower dtype. XLA:GPU does this by itself (collect
 plan must show and price the bytes that are sent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import jax.numpy as jnp

@@ -5,8 +5,6 @@ scatter. XLA writes the zeros, scatters into them and reads them again. A compar
 is fused into the reader of the gradient, and can be split in any way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax

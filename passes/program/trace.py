@@ -3,8 +3,6 @@
 Whether two traces are of one program: then what was built of one serves the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -4,8 +4,6 @@ Its collectives become ops along those dims (a sum, a transpose), so what is lef
 the planner lays out as any other; the mesh that it was written for is forgotten.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +32,6 @@ REDUCTIONS: dict[str, Callable[..., jax.Array]] = {
 
 MeshAxes: TypeAlias = Sequence[tuple[str, ...]]
 """Per dim the mesh axes that split it, outer to inner."""
-
 
 OnShards: TypeAlias = Callable[..., list[jax.Array]]
 """A function of shards."""

@@ -1,7 +1,5 @@
 """An op as its rule sees it along one axis, and as its body sees it on one device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias

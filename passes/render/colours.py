@@ -5,8 +5,6 @@ or no green tell the fills of collectives apart (`tests/passes/render/test_colou
 second cue, where there is no room for the name, is a code of a few letters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

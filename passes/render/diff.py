@@ -1,7 +1,5 @@
 """Two plans side by side: what one sends that the other does not, by the time that it costs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping
 from types import MappingProxyType
 

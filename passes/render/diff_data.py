@@ -1,7 +1,5 @@
 """Two plans side by side as data of a page: the graph of one, with what the other sends besides."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace

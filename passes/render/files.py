@@ -1,7 +1,5 @@
 """Plans as files: JSON to load again or to compare, a page, a picture."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

@@ -1,7 +1,5 @@
 """The page data of a program with stages: its placements as one graph, with transfers between them."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Matches the user's lines of two plans, between which the user has edited the file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

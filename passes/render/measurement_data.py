@@ -1,7 +1,5 @@
 """A measured step as data of the page of a plan: columns beside the estimated ones, and a timeline."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby

@@ -1,7 +1,5 @@
 """A measured step as text: its parts, its collectives and its lines, each beside the estimate."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 

@@ -1,7 +1,5 @@
 """A plan as HTML for notebooks: the short form. The page is another one (web_page.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from html import escape
 

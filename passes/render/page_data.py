@@ -3,8 +3,6 @@
 Columns instead of records keep a page of many layers small. Every text is data: the page writes it as text.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence

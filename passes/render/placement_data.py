@@ -1,7 +1,5 @@
 """A placement as the page of a plan draws it: devices by axes and hosts, and what lies there."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

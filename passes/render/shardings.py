@@ -1,7 +1,5 @@
 """Where the tensors of a plan lie, as PartitionSpecs in a Python module: for who runs it by `jax.jit`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from jax.sharding import PartitionSpec

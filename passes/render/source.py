@@ -1,7 +1,5 @@
 """A distributed program as a Python module: its text, and what it must be given to run."""
 
-from __future__ import annotations
-
 import linecache
 import os
 from collections.abc import Callable, Mapping, Sequence

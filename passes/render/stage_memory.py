@@ -1,7 +1,5 @@
 """What a device of each placement of a pipeline holds over the schedule, as the page draws it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The tables of a program with stages: its stages, and the transfers between its placements."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

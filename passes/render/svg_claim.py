@@ -1,7 +1,5 @@
 """The head of a picture: the plan's figures, where the time goes, and what the colours mean."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -5,8 +5,6 @@ dark replaces the ones of grounds and of the texts on them; what is filled with 
 it is, text and all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape

@@ -3,8 +3,6 @@
 Text that fits the terminal that it is printed to: its width, and its letters.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """A plan as text: the table that `print(plan)` shows."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The timeline of a schedule as a picture, and as a trace for Perfetto and Chrome."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from html import escape

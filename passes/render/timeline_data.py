@@ -3,8 +3,6 @@
 Schedules and timelines as JSON has them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby

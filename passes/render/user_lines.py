@@ -1,7 +1,5 @@
 """What the user's own text says of an op: the function around its line, and the lines next to it."""
 
-from __future__ import annotations
-
 import ast
 import linecache
 import re

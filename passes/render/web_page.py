@@ -4,8 +4,6 @@ Scripts and styles lie in web/ as they are; libraries, with their licences, in w
 told to load nothing (Content-Security-Policy), and all that comes from a program is data in it, never markup.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache

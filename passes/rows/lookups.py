@@ -3,8 +3,6 @@
 They become ops of their own, `sbp_lookup` and `sbp_add_rows`, whose rules offer the sparse exchange.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 

@@ -5,8 +5,6 @@ a word between devices. What stands in a row may not depend on which row it is e
 same in all rows may meet one that is split, a count of rows may not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

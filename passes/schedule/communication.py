@@ -5,8 +5,6 @@ What must come before what, over all ranks: the graph that orders and proofs are
 Whether the ranks of a schedule can get stuck when sends and receives wait for each other.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Which stage feeds which, and so what each action waits for."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Local improvement of a schedule: work that is ready moves forward into gaps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias

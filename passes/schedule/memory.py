@@ -1,7 +1,5 @@
 """How much of a step's activations each rank holds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 

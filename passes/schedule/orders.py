@@ -1,7 +1,5 @@
 """The named schedules: the order of every rank, and what each asks of the model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches

@@ -1,7 +1,5 @@
 """What a schedule asks of a model: where its stages live, and how many micro-batches there are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

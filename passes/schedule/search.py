@@ -1,7 +1,5 @@
 """The best schedule for given times within a memory limit: named ones, list scheduling, local improvement."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product

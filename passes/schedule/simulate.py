@@ -1,7 +1,5 @@
 """When each action of a schedule runs, given how long each takes."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """When things ran, simulated or measured, and how much of the time is bubble."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """How long the actions of a pipeline take."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 

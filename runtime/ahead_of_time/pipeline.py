@@ -3,8 +3,6 @@
 In: a plan, and devices that may be absent. Out: a `PipelineReport`. Used by: `Program.report`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable, Sequence

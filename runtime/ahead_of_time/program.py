@@ -1,7 +1,5 @@
 """Lowers and compiles programs for the devices of a placement, present or absent."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ flipped bit changes one word; elements that trade places change two. The mixing 
 finalizer of MurmurHash3 (Appleby, 2011).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

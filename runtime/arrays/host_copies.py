@@ -1,7 +1,5 @@
 """Copies of arrays on devices of several processes, or of another one, on the host of each."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

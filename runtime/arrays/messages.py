@@ -1,7 +1,5 @@
 """What can be wrong with the arrays of a state, in words."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from sbp.errors import Problem

@@ -1,7 +1,5 @@
 """Reading arrays under any layout, and comparing what was read with the checksums of what was handed over."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

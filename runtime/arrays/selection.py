@@ -1,7 +1,5 @@
 """What of a step is restored: all of its state or a part, and in which precision."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ orbax takes an array that all of its processes know, or one of a process that is
 of a stage within one process is sent, leaf by leaf, to all devices; every process then writes its part.
 """
 
-from __future__ import annotations
-
 from typing import TypeGuard
 
 import jax

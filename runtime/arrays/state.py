@@ -6,8 +6,6 @@ So every device hands over a share of what is replicated, and every element is h
 a checksum of a part has just what is written. Devices cut their share out of what they have; nothing is sent.
 """
 
-from __future__ import annotations
-
 import functools
 import reprlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Handing arrays to orbax: what this process has of them, copied to the host, and its checksums."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@ No reader sees half of a file, whoever writes at the same time. A folder that ca
 or a compilation, and raises no error.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

@@ -5,8 +5,6 @@ signatures that the rules allow. A file that cannot be read, or of another versi
 counts as missing. A folder that cannot be written costs a search, and raises no error.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

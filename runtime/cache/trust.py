@@ -6,8 +6,6 @@ itself is checked, by its descriptor. Where others write too, HMAC-SHA256 with a
 them has written it. Windows has no such owners and modes: there nothing is checked.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import os

@@ -7,8 +7,6 @@ not count; the best of several runs is kept.
 What `calibrate` found out, as a table to read and as the TOML file that plans are made with.
 """
 
-from __future__ import annotations
-
 import datetime
 import math
 import os

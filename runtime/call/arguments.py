@@ -1,7 +1,5 @@
 """Arguments of a call: checked, named, and moved to the shardings of a program."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """Donated memory: who else holds it, and copies that nobody else holds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

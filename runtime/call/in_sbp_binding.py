@@ -1,7 +1,5 @@
 """Binds `in_sbp` to the arguments of a call: by position or by name."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

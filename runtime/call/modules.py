@@ -3,8 +3,6 @@
 No library is imported: a module is recognised by where its classes were defined.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace

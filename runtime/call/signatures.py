@@ -1,7 +1,5 @@
 """The user's signatures of arguments and results, read for a placement, with stages or without."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ The problems of options of a compilation that do not depend on the program.
 Plans, schedules and stages are checked against the program, when it is built.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields

@@ -1,7 +1,5 @@
 """`sbp.save` and `sbp.restore`: the checkpoints of a folder, without an object in between."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Sequence

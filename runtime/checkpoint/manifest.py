@@ -4,8 +4,6 @@ A step exists when its manifest does. The manifest is written last, once, and by
 the folder of the arrays, so that two writers of one step cannot mix, and it carries a checksum of itself.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What can be wrong with a checkpoint, in words."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

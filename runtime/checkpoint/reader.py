@@ -1,7 +1,5 @@
 """Reading a step, and comparing what is there with its manifest."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

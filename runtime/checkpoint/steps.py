@@ -13,8 +13,6 @@ Only folders with the mark are deleted, and a step's manifest goes before them: 
 one. Whatever else lies there stays, and its folder with it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -5,8 +5,6 @@ their checksums in a thread while they are written. Then each says how that went
 manifest only when all have written all, and tells the others. So what one cannot write is an error in all.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import logging

@@ -1,7 +1,5 @@
 """Traces, plans and builds the function of a `Program`, once per abstract signature."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, cast

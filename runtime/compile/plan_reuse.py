@@ -1,7 +1,5 @@
 """Takes the plan of an earlier compilation instead of a search: `Options(plan=...)`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

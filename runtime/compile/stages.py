@@ -1,7 +1,5 @@
 """Plans a traced program with stages, and makes what runs it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 

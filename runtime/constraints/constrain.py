@@ -1,7 +1,5 @@
 """`constrain`: a function with the constraints inside that make plain `jax.jit` follow a plan."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast

@@ -1,7 +1,5 @@
 """The steps of a plan on whole tensors, placed by constraints or by types: what `constrain` runs."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

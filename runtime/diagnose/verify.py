@@ -3,8 +3,6 @@
 Tensors inside a distributed program, fetched by running it with other results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 

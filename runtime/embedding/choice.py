@@ -1,7 +1,5 @@
 """The choice of a layout for each table, by the plans of a training step under each."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace

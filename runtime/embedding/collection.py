@@ -1,7 +1,5 @@
 """A collection of features: tables of one width and kind become one array, with one lookup per array."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import zlib

@@ -1,7 +1,5 @@
 """What a training step of tables costs under a layout, and the cheapest layouts that fit."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

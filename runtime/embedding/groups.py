@@ -1,7 +1,5 @@
 """Whole tables in groups: each device looks up and pools its own tables, and only pooled vectors travel."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """The ids of a feature inside a traced program, whatever layout they came in."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias

@@ -4,8 +4,6 @@ A *key* names something in the world and has up to 64 bits. An *id* is a positio
 become ids by a `Vocabulary` or by hashing; only ids go to devices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 

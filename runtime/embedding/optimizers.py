@@ -1,7 +1,5 @@
 """Optimizers for tables that optax does not have; use them through `sbp.rows`."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

@@ -1,7 +1,5 @@
 """Pooling: the rows of a bag become one vector, in plain JAX."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeAlias, cast
 

@@ -1,7 +1,5 @@
 """A set of keys with a row each, in sorted arrays: found by binary search, changed a batch at a time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

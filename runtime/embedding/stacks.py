@@ -1,7 +1,5 @@
 """Stacks: the tables of one width as one array, so that all their features are one lookup."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass

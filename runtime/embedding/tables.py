@@ -1,7 +1,5 @@
 """The configuration of tables and features, in the names of keras-rs: `TableConfig` and `FeatureConfig`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias

@@ -1,7 +1,5 @@
 """Compiled signatures of a program by their keys; each is built once, by the thread that comes first."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable, Hashable

@@ -8,8 +8,6 @@ leaves a fifth of the device alone: beyond that it hides nothing, and computes a
 memory (rematerialization), though the plan fits.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import threading

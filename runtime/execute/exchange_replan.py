@@ -8,8 +8,6 @@ with the batch at hand. It happens only once, since single batches may take more
 Words: docs/glossary.md.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ goes to all. Here each process sends a digest, once per argument of a program. T
 every time, such as different rows in each process; later calls send nothing.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

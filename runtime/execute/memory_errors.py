@@ -1,7 +1,5 @@
 """Out of memory: the runtime's error becomes one that names the tensors alive at the peak, from the plan."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Checks that all processes are about to run the same program: the lowered programs are compared first."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 

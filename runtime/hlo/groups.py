@@ -1,7 +1,5 @@
 """The devices that a collective of HLO text connects: every notation, expanded to device ids."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any, TypeAlias

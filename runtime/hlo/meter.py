@@ -8,8 +8,6 @@ It shares no code with the planner and knows only the text of one HLO module. Ru
 * sizes come from the operands, which mean the same in the sync, `-start` and async-wrapped forms.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace

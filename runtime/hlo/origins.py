@@ -5,8 +5,6 @@ collective holds its rows of the plan; of collectives that XLA has combined, eac
 its own.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """HLO text -> computations and instructions: a tokenizer and one pass over the statements, no meaning."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Shapes of HLO text: element types, dims and bytes."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

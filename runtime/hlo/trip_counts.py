@@ -1,7 +1,5 @@
 """How often a while loop of an HLO module runs: what XLA states, else what its counters say."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

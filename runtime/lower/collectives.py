@@ -3,8 +3,6 @@
 A bucket of boxing moves on one device: packed, sent as one collective, unpacked.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Runs the body of an op on the shards of one device, and checks its results while it is traced."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import jax

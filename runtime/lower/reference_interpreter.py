@@ -1,7 +1,5 @@
 """Runs the logical graph op by op on one device: the reference for distributed values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 

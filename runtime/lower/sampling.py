@@ -6,8 +6,6 @@ of all processes are gathered first.
 Words: docs/glossary.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ the host. They are compared with the last good state: masks with -inf, and optim
 them before.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

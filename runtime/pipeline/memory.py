@@ -6,8 +6,6 @@ slots of a placement, and while a piece runs, XLA's temporary memory.
 Words: docs/glossary.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

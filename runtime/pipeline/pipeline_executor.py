@@ -7,8 +7,6 @@ its own, which waits for the arrays of the others.
 Words: docs/glossary.md.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import threading

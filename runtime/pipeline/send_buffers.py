@@ -1,7 +1,5 @@
 """What the pieces of a pipeline send: its transfers, its receivers, and where each array comes from."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

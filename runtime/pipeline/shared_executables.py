@@ -3,8 +3,6 @@
 So compile time depends on the number of different stages. Each program is traced and lowered.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Sequence

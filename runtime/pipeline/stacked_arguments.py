@@ -5,8 +5,6 @@ the shards of its own devices as its part, and the results of all stages form th
 copied where all stages plan the same signature.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias

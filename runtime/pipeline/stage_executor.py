@@ -3,8 +3,6 @@
 Words: docs/glossary.md.
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections import Counter

@@ -6,8 +6,6 @@ A tensor that a `jax.Array` can represent is one. Any other (partial sums, uneve
 Words: docs/glossary.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Measurements of one step of a pipeline."""
 
-from __future__ import annotations
-
 import time
 import weakref
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Transfers between placements: `jax.device_put` within a process, a collective program between processes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 

@@ -3,8 +3,6 @@
 Process-local data: arguments of which every process reads its own rows from its own files.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -6,8 +6,6 @@ compares them with those of process 0 and of the first process that has finished
 calls, but no other calls, so it is not an error.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from contextlib import suppress

@@ -9,8 +9,6 @@ process that has begun more calls than the waiting one has begun another program
 no clock.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Hashable, Mapping

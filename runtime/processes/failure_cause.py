@@ -4,8 +4,6 @@ A failing process ends the others too, and some of these may end before it: a pr
 others, and waits until they have the notice. So how a process ended counts first, and when it ended second.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ this process, and ends it if the others make other calls.
 Errors of JAX's runtime that mean that another process is gone.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

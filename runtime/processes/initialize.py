@@ -15,8 +15,6 @@ while both live would let one rob the other: so a SLURM job is named with its st
 hostname, which is another one for each pod that is alive.
 """
 
-from __future__ import annotations
-
 import functools
 import ipaddress
 import logging

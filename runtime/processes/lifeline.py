@@ -5,8 +5,6 @@ the launcher is gone, however that went. A thread of each process does. A proces
 Python's lock, has no thread that runs: for these a shell waits beside them, and ends them.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -6,8 +6,6 @@ their logs are left. Time is counted in looks, so that a process that was itself
 think the others silent.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Sequence

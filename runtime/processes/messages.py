@@ -1,7 +1,5 @@
 """What is said where processes do not call the same programs in the same order."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from sbp.errors import Problem

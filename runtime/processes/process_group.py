@@ -6,8 +6,6 @@ compare the lowered programs before any runs. Values go through the key-value st
 service, which works before any device is used, and waits as long as a search takes.
 """
 
-from __future__ import annotations
-
 import functools
 import gzip
 import hashlib

@@ -4,8 +4,6 @@ They are pages long, come from every process, and do not name the cause, which t
 launcher print. So they are held back until the cause is known, and shown if there is no other.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field

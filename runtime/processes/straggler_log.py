@@ -4,8 +4,6 @@ Such a process may read data, save, compute something else, or hang. These canno
 named in a warning and goes on. A dead process is found by its heartbeats.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """One process of a launch: joins the others, and runs the user's script or module as `python` would."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from collections.abc import Hashable, Sequence

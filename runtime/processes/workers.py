@@ -1,7 +1,5 @@
 """The processes of a launch: each in a session of its own, with threads that forward its output."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

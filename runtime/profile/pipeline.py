@@ -1,7 +1,5 @@
 """Measures a program, and compares the times with its plan."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -3,8 +3,6 @@
 Attributes kernels to the user's lines, where instructions do not carry the numbers of steps.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The measurements of a program beside its plan, with every way to show them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Runs steps under JAX's profiler, and breaks one of them down by kernel, collective and line."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

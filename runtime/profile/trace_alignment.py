@@ -1,7 +1,5 @@
 """Aligns a step of a compiled program with the plan: from instructions to steps and rows."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Attributes the time of a step to its kernels and collectives; the parts add up to the whole."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

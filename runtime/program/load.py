@@ -1,7 +1,5 @@
 """Loads a program from a file: it is called like the one that was saved, and nothing is compiled."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Hashable, Sequence

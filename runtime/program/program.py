@@ -1,7 +1,5 @@
 """`Program`: traced, planned and compiled on the first call per abstract signature, as jit."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Collection

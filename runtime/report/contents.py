@@ -1,7 +1,5 @@
 """What a report shows, and its forms: text, notebook, page, file."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from html import escape

@@ -1,7 +1,5 @@
 """The plan of a pipeline beside what XLA made of its pieces: bytes, memory, and the simulated step."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

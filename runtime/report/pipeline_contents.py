@@ -1,7 +1,5 @@
 """The report of a pipeline: figures of plan and compiled pieces, its placements, pieces and transfers."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from typing import Any

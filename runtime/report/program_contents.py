@@ -1,7 +1,5 @@
 """The report of one program: figures of plan and compiled program, its collectives, the plan's rows."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

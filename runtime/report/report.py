@@ -3,8 +3,6 @@
 The simulated step of a program compiled for GPUs, laid over its plan as a measured one is.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

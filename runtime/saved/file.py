@@ -6,8 +6,6 @@ Nothing of the program is looked at before it is clear who can have written it, 
 word of the header are right.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib.metadata

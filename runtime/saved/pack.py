@@ -4,8 +4,6 @@ What runs is in XLA's programs; of the graphs the values stay, whose shapes say 
 plan what is shown of it. Devices go by their ids, compiled programs by their names.
 """
 
-from __future__ import annotations
-
 import copyreg
 import io
 import pickle

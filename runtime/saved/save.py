@@ -1,7 +1,5 @@
 """Writing what was compiled for one signature of a program."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import inspect

@@ -1,7 +1,5 @@
 """What a search found: a row per hierarchy, the best one first."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`search`: a function planned for every hierarchy of so many devices, which need not be here."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """How what devices send each other is spelled, barriers, and bodies that are called by their names."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The program of one device as functions of a module: its own, and those of its equal parts."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """How ops that work element by element are spelled: tables, a row per primitive."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import jax.numpy as jnp

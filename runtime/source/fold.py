@@ -1,7 +1,5 @@
 """Equal parts of a program as one function that is called several times: layers, updates of weights."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence

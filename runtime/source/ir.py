@@ -1,7 +1,5 @@
 """A jaxpr as the printer wants it: calls inlined, nothing unused, loops with what they close over."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import Counter

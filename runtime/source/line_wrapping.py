@@ -1,7 +1,5 @@
 """Statements that fit a line: broken at brackets, commas and operators."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The part of a module with stages that is the same in all of them: how its tables are run."""
 
-from __future__ import annotations
-
 NAMES = (
     "MESHES LIES Piece PIECES SENDS FETCHED ARGUMENTS RESULTS BEFORE AFTER MICROBATCHES SCHEDULE READERS "
     "RECEIVED Counter deque Any NamedTuple NamedSharding compiled put fetch keys run pieces_of ready"

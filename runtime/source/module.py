@@ -1,7 +1,5 @@
 """A plan as a Python module: what `plan.source()` gives."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The operands of an equation as text, as its spelling wants them: with NumPy's broadcasting, or exact."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias

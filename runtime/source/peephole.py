@@ -1,7 +1,5 @@
 """What need not be said: operations that change nothing, and numbers that can be worked out."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 

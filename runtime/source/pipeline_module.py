@@ -4,8 +4,6 @@ What runs is what the pipeline runs (runtime/pipeline/pipeline_executor.py): the
 order per placement, and `jax.device_put` between them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The program that somebody has given, as Python of its own: what shows a fault again, without their data."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """How ops that move, pick and reduce elements are spelled: tables, a row per primitive."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """How arguments arrive and results leave: a line per leaf, and one for leaves that lie as others do."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

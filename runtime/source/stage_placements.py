@@ -1,7 +1,5 @@
 """The placements of a program with stages, and what is in their slots called in a module."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The program of one device as a jaxpr whose equations know their steps: what is printed is what runs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """Lines and functions as the text of a module: names, comments, the user's lines, the rows of the plan."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

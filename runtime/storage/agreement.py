@@ -1,7 +1,5 @@
 """What all processes do together with a folder: what is wrong in one of them is raised in all."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any

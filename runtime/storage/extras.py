@@ -3,8 +3,6 @@
 The tree goes into the manifest; arrays stand in a file of NumPy's beside it, by number.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

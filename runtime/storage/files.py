@@ -6,8 +6,6 @@ on a file system, a conditional put on an object store. `replace` changes a file
 when what was written would outlive a loss of power.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

@@ -6,8 +6,6 @@ their own clock: clocks of hosts are never compared. An owner looks before each 
 its lease still holds, so that one that was taken for dead finishes nothing more.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

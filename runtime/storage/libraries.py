@@ -1,7 +1,5 @@
 """orbax, which writes and reads the arrays, and epath, which it brings: imported when they are needed."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import logging

@@ -4,8 +4,6 @@ A URL is one of an object store; everything else is a path of the file system. W
 `pathlib` would have made of it otherwise is read as it was meant, or refused in words.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import posixpath

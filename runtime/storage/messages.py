@@ -1,7 +1,5 @@
 """What can be wrong with files, folders and their owners, in words."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from sbp.compat.errors import is_full

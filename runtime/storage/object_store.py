@@ -5,8 +5,6 @@ longer, so that what is raised here will not go away by trying once more. Listin
 processes write there. An error is never taken for "it is not there".
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools

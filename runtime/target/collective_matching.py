@@ -1,7 +1,5 @@
 """Matches each collective of a plan with instructions of the compiled program, and explains differences."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

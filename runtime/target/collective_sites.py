@@ -1,7 +1,5 @@
 """The collectives of a compiled program: their bytes, their rows of the plan, and their times."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

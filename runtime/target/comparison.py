@@ -1,7 +1,5 @@
 """Compares a plan with its compiled program: collectives, bytes, memory, and the simulated step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Devices that are not here, for XLA to compile for: which a placement needs, and whether they can be had."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import importlib.util

@@ -3,8 +3,6 @@
 A simulated step as a trace that Perfetto and Chrome open: one track per resource.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

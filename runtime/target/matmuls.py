@@ -1,7 +1,5 @@
 """The matrix products of HLO: the instructions that multiply matrices, with sizes and units."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ domain and those between domains each one after another: a `-start` as soon as i
 How long one kernel takes on a chip: its arithmetic or its traffic, whichever is longer, and its launch.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """A collective of a schedule -> over which wires its bytes go, and how long it takes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from sbp.rates.chips import Chip

@@ -4,8 +4,6 @@ Operands and results of a fusion count by what is used of them: of what is only 
 that is taken, of what is updated in place the update. A kernel reads nothing twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """What `sbp.fit` takes for batches, and where in them a run begins, and goes back to."""
 
-from __future__ import annotations
-
 import collections
 import itertools
 from collections.abc import Callable, Iterable, Iterator

@@ -3,8 +3,6 @@
 A loop of your own does as well: this one has nothing that a user of the library does not have.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, MutableMapping
 from contextlib import ExitStack

@@ -4,8 +4,6 @@ A vocabulary that a function or an iterator of batches uses is found, since a ru
 gives trained rows to other keys, and no number says so.
 """
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import json

@@ -4,8 +4,6 @@ The first signal asks for the end: the step that runs is finished and saved. The
 waits for a batch looks for neither, so a thread watches the wait, and interrupts it in the main thread.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """A run of `sbp.fit`: steps, saves, the end, and the way back to the last good step."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Callable, Mapping

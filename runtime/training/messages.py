@@ -1,7 +1,5 @@
 """What can be wrong with a run of `sbp.fit`, in words."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from sbp.errors import Problem

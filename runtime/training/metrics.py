@@ -4,8 +4,6 @@ A run that goes on from a checkpoint, or goes back to one, does steps again that
 these is dropped first, so that each step is there once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import importlib

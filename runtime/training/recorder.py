@@ -1,7 +1,5 @@
 """The metrics of a run, which come to the host a step late: the devices have their next step by then."""
 
-from __future__ import annotations
-
 import collections
 import math
 from collections.abc import Callable, Mapping, Sequence

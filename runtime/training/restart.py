@@ -3,8 +3,6 @@
 What a run does when a metric or its state is no longer finite.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

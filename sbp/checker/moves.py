@@ -1,7 +1,5 @@
 """Which collective leads from which signature to which, and what it sends: from the definitions."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence

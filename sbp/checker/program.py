@@ -1,7 +1,5 @@
 """One program, step by step: who has what, what every step does and takes, and what is held at most."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

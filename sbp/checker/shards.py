@@ -1,7 +1,5 @@
 """Signatures as texts, and the sizes of shards: the arithmetic of the checker, from the definitions."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

@@ -9,8 +9,6 @@ has `Local.maximum` and `Local.total` (docs/communication.md).
 The limits of dtypes, and the identities of reductions, which fill padding.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

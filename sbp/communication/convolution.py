@@ -3,8 +3,6 @@
 docs/communication.md has an example.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ The other half of the sparse exchange (docs/communication.md). What an owner doe
 linear (the step of an optimizer), so it must have all rows of a key before it does it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias

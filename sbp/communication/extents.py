@@ -5,8 +5,6 @@ table with a line per device, made in Python; a body only looks up its own line 
 docs/communication.md.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ and the others zeros; whole rows of a table go by the sparse exchange instead (`
 docs/communication.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -9,8 +9,6 @@ Shards have one shape on all devices, so all take equally many rows (`Halo.count
 tensor too: what stands outside of it is masked, and outputs that are too many are cut off again.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Batches of keys from which the capacity of a sparse exchange (docs/communication.md) is planned."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Shards are contiguous, so the owner of a key is a division, and sorted keys lie 
 equal keys, the buckets, and the order to come back in. docs/communication.md has an example.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import jax

@@ -5,8 +5,6 @@ axis. So a device of an 8 x 8 grid sends 8 + 8 messages and not 64, and keys tha
 are equal travel the second one once. docs/communication.md has an example.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cache

@@ -4,8 +4,6 @@ A table that is split by its rows serves ids that are split along the same axes.
 has all ids, and gives the rows of its own shard. docs/communication.md has an example.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -6,8 +6,6 @@ device are added up by each for itself: a parallel scan (Blelloch, 1990) would s
 more steps. docs/communication.md says what a body may do.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ docs/communication.md explains both, method by method.
 Checks what a rule declares of a collective: its kind, its bytes, and the place in its reason.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

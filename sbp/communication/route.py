@@ -10,8 +10,6 @@ each device; pieces are dealt out to permutes as edges of a bipartite graph are 
 enough.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections import Counter

@@ -4,8 +4,6 @@ An op that moves rows is described by its sides alone; `sbp.communication.route`
 docs/communication.md has an example.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from sbp.communication.extents import Extent, coordinates_along

@@ -5,8 +5,6 @@ body, and what the body sends. The rules ask the sides too: whether a route is w
 decides whether a dim may be split. docs/communication.md has an example.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache

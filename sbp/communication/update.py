@@ -4,8 +4,6 @@ Operands: the table, the leaves of the optimizer's state, then ids and rows of e
 and the state. docs/communication.md has an example of the exchange.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 docs/communication.md has an example of a halo.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 docs/communication.md has an example.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Iterable
 

@@ -1,7 +1,5 @@
 """JAX's persistent compilation cache, and compiled programs as bytes: internals of JAX."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import pickle

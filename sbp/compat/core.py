@@ -3,8 +3,6 @@
 `compat/ops` has the internals that write an op in other ops.
 """
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import functools

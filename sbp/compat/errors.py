@@ -1,7 +1,5 @@
 """The meaning of errors of JAX, XLA, gloo and TensorStore, which only their texts have."""
 
-from __future__ import annotations
-
 import re
 
 import jax

@@ -1,7 +1,5 @@
 """Exact keys of parameters of ops: equal for equal parameters, and only for those."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Hashable, Mapping
 

@@ -5,8 +5,6 @@ Nothing is looked at in a call but a word that the fork itself leaves. Nothing h
 Runs actions when Python ends, before executors refuse work; `atexit` is too late for that.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys

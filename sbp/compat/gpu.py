@@ -4,8 +4,6 @@ The plugin makes compile-only devices from a description of a chip, without CUDA
 driver.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import os

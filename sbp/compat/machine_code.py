@@ -4,8 +4,6 @@ The code is cached on disk beside the module (or in the user's cache), so that i
 takes long to load: it is loaded when the first loop runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Generic, ParamSpec, TypeVar

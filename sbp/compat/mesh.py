@@ -5,8 +5,6 @@ program of ours depends on neither. So every public entry leaves the mesh, and t
 ask for it, is traced under it.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """Internals of JAX that write an op in other ops; the other internals are in `compat/core`."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import threading

@@ -6,8 +6,6 @@ layout suits any object store, and its result gets TensorStore's own S3 driver.
 Internals of orbax: it closes asyncio's loops under reads that have not ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Suppresses messages of a CUDA plugin that is installed only to compile."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from pathlib import Path

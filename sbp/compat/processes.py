@@ -1,7 +1,5 @@
 """The key-value store of JAX's coordination service, and the address of this process."""
 
-from __future__ import annotations
-
 from typing import Protocol, cast
 
 from jax._src import distributed, xla_bridge

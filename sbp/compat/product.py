@@ -1,7 +1,5 @@
 """The product over devices: a reduction of XLA and NCCL for which `jax.lax` has no function."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

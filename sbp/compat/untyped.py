@@ -4,8 +4,6 @@ To a type checker most of the names are `Any`. They are used instead of it, so t
 meant.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 

@@ -5,8 +5,6 @@ size and group. A user's own `Hardware` has one rate of each kind, and curves of
 measured; `sbp.hardware.file` reads it from a file. Link rates are one way, per device.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

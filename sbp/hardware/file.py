@@ -13,8 +13,6 @@ Without `like` the file must give all figures. `python -m sbp calibrate` writes 
 that it measures.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path

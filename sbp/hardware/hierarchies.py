@@ -1,7 +1,5 @@
 """The hierarchies of a number of devices: factorisations whose axes fit the levels of links."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence

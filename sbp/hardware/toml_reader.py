@@ -3,8 +3,6 @@
 Figures of a machine as users write them: a number in the base unit, or a text such as "400 Gb/s".
 """
 
-from __future__ import annotations
-
 import os
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Signatures of arguments and results: pytree prefixes, PartitionSpecs, NamedShardings -> N-D signatures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias

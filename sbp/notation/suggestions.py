@@ -1,7 +1,5 @@
 """What a user meant by a value that is nearly a signature: a text, a class without a dim, a number, None."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from jax.sharding import PartitionSpec

@@ -6,8 +6,6 @@ figures here come from is XLA's source (openxla/xla, Apache-2.0; files named at 
 against its log (benchmarks/beliefs.py).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

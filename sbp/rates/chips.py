@@ -7,8 +7,6 @@ that of TF32. Where XLA has no measured tables of a chip, `tables` is "", and it
 What every kernel of a GPU takes beside the rates of its chip.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """How long one matrix product takes: interpolated between measured shapes."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The measured tables as they lie beside this file, read once; README.md here says where they come from."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import math

@@ -9,8 +9,6 @@ Letters: `b` batch, `t` queries, `h` heads. With fewer heads of keys than of que
 its queries' heads if they divide; else it gets all keys and takes those that its queries meet.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What the author of a rule may get wrong, in rows and in letters, with what to write instead."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sbp.communication.protocol import reason_problem, unknown_places

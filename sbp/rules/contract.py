@@ -1,7 +1,5 @@
 """Contractions: matrix products and convolutions; the body of these is communication/convolution.py."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

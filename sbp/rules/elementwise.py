@@ -1,7 +1,5 @@
 """Element-wise ops: every dim of the result may be split."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax.numpy as jnp

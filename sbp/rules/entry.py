@@ -3,8 +3,6 @@
 Words: docs/glossary.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -10,8 +10,6 @@ reduced by sum yields every valid 1-D signature of a matrix product:
 - increasing / decreasing: P(max) and P(min) pass through, or are exchanged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

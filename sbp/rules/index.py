@@ -1,7 +1,5 @@
 """Gather and scatter: embeddings, label picking, and their gradients. Bodies: sbp/communication/gather.py."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import partial

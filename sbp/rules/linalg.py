@@ -1,7 +1,5 @@
 """Fourier transforms, factorisations and solvers: one problem is whole, a batch of them splits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -5,8 +5,6 @@ what those of gather and scatter-add say, and one thing more: a table that is sp
 that are split along the same axes. The bodies are in sbp/communication/lookups.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

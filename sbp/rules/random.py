@@ -1,7 +1,5 @@
 """Random numbers: a function of the key and the logical position, never of the device."""
 
-from __future__ import annotations
-
 import math
 
 import jax

@@ -5,8 +5,6 @@ Ops along one dim in its order: cumulative ops, arg-extrema, sorting and the lar
 The bodies of those that work along a split dim are in sbp/communication/ordered.py.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The registry of rules: adds, checks and finds entries."""
 
-from __future__ import annotations
-
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

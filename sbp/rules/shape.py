@@ -1,7 +1,5 @@
 """Ops that move elements without changing them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

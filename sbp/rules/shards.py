@@ -1,7 +1,5 @@
 """What a printed program (docs/source.md) calls: primitives by name, and ops on the shards of one device."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 The bodies, and which rows travel, are in sbp/communication/shift.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from sbp.communication import shift

@@ -1,7 +1,5 @@
 """Ops without arithmetic of their own that are not element-wise."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

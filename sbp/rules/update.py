@@ -5,8 +5,6 @@ the table, the leaves of the optimizer's state, then ids and rows of each lookup
 The body is in sbp/communication/update.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

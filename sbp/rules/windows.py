@@ -1,7 +1,5 @@
 """Sliding windows, and reductions by a function of the user's; the bodies are in communication/windows.py."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any

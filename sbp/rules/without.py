@@ -4,8 +4,6 @@ Such an op runs whole on every device, and the plan says so, unless its reason s
 cannot stand in a program.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -4,8 +4,6 @@ Python's own reader accepts NaN, infinities and numbers beyond a float's range, 
 for deep lists.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

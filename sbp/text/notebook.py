@@ -1,7 +1,5 @@
 """Names of notebook cells, and the HTML of small values there."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Bytes and seconds with three digits and a unit."""
 
-from __future__ import annotations
-
 import math
 
 _BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
