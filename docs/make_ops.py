@@ -99,7 +99,7 @@ def lines() -> dict[str, str]:
             text += f"<br>and {len(rows) - SHOWN} more"
         what = " ".join((rule.rows.__doc__ or "").split())
         note = f"{rule.note[0].upper()}{rule.note[1:]}." if rule.note else ""
-        remarks = " ".join(filter(None, (what, note, "*Own body.*" if rule.local else "")))
+        remarks = " ".join(filter(None, (what, note, "*Own body.*" if rule.body else "")))
         out[name] = f"| `{name}` | {shown} | {text or '-'} | {remarks} |"
     return out
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 
 from sbp.passes.physical.program import Border, Box, Physical, Step, Version, reads, writes
 from sbp.passes.pipeline.slots import Cut, How, Piece, Read, Slot, SlotKind, Write
-from sbp.passes.pipeline.split import StageShare
+from sbp.passes.pipeline.split import Subgraph
 from sbp.passes.program.control import Port, ports
 from sbp.passes.program.graph import Const, Operand
 from sbp.passes.program.role import Part, Phase
@@ -36,12 +36,12 @@ def border_of(physical: Physical) -> Border | None:
     return next((s for s in found if s.node.role.microbatches and s.node.role.part), None)
 
 
-def transfers_inside(share: StageShare, physical: Physical) -> dict[int, NdSbp]:
+def transfers_inside(subgraph: Subgraph, physical: Physical) -> dict[int, NdSbp]:
     """How every value that is sent or received in the loop lies inside of it."""
     loop = border_of(physical)
     if loop is None:
         return {}
-    by_stack = {stack: v for v, stack in share.stacks.items()}
+    by_stack = {stack: v for v, stack in subgraph.stacks.items()}
     out: dict[int, NdSbp] = {}
     for port, nd in zip(ports(loop.node), loop.inside, strict=True):
         x = loop.node.inputs[port.operand] if port.operand is not None else None
@@ -52,13 +52,13 @@ def transfers_inside(share: StageShare, physical: Physical) -> dict[int, NdSbp]:
     return out
 
 
-def cut(share: StageShare, physical: Physical, merged: bool) -> Cut:
+def cut(subgraph: Subgraph, physical: Physical, merged: bool) -> Cut:
     """Cuts the program of a placement.
 
     Arguments:
       merged: whether a backward pass is one piece; otherwise what other stages wait for is one of its own.
     """
-    return _Cutting(share, physical, merged).run()
+    return _Cutting(subgraph, physical, merged).run()
 
 
 @dataclass
@@ -70,8 +70,8 @@ class _Draft:
 class _Cutting:
     """Gives steps to parts (`assign`), then links parts by slots (`pieces`)."""
 
-    def __init__(self, share: StageShare, physical: Physical, merged: bool) -> None:
-        self.share, self.physical, self.merged = share, physical, merged
+    def __init__(self, subgraph: Subgraph, physical: Physical, merged: bool) -> None:
+        self.subgraph, self.physical, self.merged = subgraph, physical, merged
         self.loop = border_of(physical)
         self.wired: list[tuple[Port, NdSbp]] = []
         if self.loop is not None:
@@ -147,7 +147,7 @@ class _Cutting:
         found: dict[Version, Read] = {}
         numbers: dict[Version, Const] = {}
         assert self.loop is not None
-        by_stack = {stack: v for v, stack in self.share.stacks.items()}
+        by_stack = {stack: v for v, stack in self.subgraph.stacks.items()}
         for port, nd in self.wired:
             x = self.loop.node.inputs[port.operand] if port.operand is not None else None
             if x is None:
@@ -158,7 +158,7 @@ class _Cutting:
                 found[version] = Read(Slot(SlotKind.CARRY, v, nd), version)
             elif isinstance(x, Const):
                 numbers[version] = x
-            elif port.stacked and x in by_stack and by_stack[x] in self.share.fed:
+            elif port.stacked and x in by_stack and by_stack[x] in self.subgraph.fed:
                 found[version] = Read(Slot(SlotKind.EACH, v, nd), version)
             else:
                 outer = Slot(SlotKind.ONCE, x, port.outer(nd))
@@ -197,7 +197,7 @@ class _Cutting:
 
     def results_and_sent(self) -> list[tuple[Operand, NdSbp]]:
         """What leaves once: results, and what is sent."""
-        count = len(self.share.results) + len(self.share.sent)
+        count = len(self.subgraph.results) + len(self.subgraph.sent)
         return list(zip(self.physical.graph.outputs, self.physical.outputs, strict=True))[:count]
 
     def writes_of_leaving(self, drafts: Sequence[_Draft]) -> dict[Part, list[Write]]:
@@ -258,16 +258,16 @@ class _Cutting:
         return found
 
     def cut_of(self, pieces: Sequence[Piece]) -> Cut:
-        """The cut, with the slots of all that the share takes and gives, in its order."""
-        share, p = self.share, self.physical
+        """The cut, with the slots of all that the subgraph takes and gives, in its order."""
+        subgraph, p = self.subgraph, self.physical
         slots = [Slot(SlotKind.ONCE, v, nd) for v, nd in zip(p.graph.inputs, p.inputs, strict=True)]
-        n, k, f = len(share.arguments), len(share.received), len(share.fed)
+        n, k, f = len(subgraph.arguments), len(subgraph.received), len(subgraph.fed)
         numbers = {w.slot for piece in pieces for w in piece.writes if w.slot.value < 0}
         spare = sorted(numbers, key=lambda s: -s.value)
         ends: list[Slot] = []
         for x, nd in self.results_and_sent():
             ends.append(spare.pop(0) if isinstance(x, Const) else Slot(SlotKind.ONCE, x, nd))
-        r, s = len(share.results), len(share.sent)
+        r, s = len(subgraph.results), len(subgraph.sent)
         enters = (
             {
                 self.loop.node.inputs[q.operand]: (q, nd)
@@ -283,22 +283,22 @@ class _Cutting:
             else {}
         )
         fed: dict[int, Slot] = {}
-        for v in share.fed:
-            port, nd = enters[share.stacks[v]]
+        for v in subgraph.fed:
+            port, nd = enters[subgraph.stacks[v]]
             fed[v] = Slot(SlotKind.EACH, port.enters[0], nd)
         passed: dict[int, Slot] = {}
-        for v in share.passed:
-            port, nd = leaves[share.stacks[v]]
+        for v in subgraph.passed:
+            port, nd = leaves[subgraph.stacks[v]]
             passed[v] = self.stack_slot(port, nd)
         return Cut(
-            share,
+            subgraph,
             p,
             tuple(pieces),
             tuple(slots[:n]),
             tuple(slots[n + k + f :]),
             tuple(ends[:r]),
-            dict(zip(share.received, slots[n : n + k], strict=True)),
-            dict(zip(share.sent, ends[r : r + s], strict=True)),
+            dict(zip(subgraph.received, slots[n : n + k], strict=True)),
+            dict(zip(subgraph.sent, ends[r : r + s], strict=True)),
             fed,
             passed,
         )

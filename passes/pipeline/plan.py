@@ -45,9 +45,9 @@ def pipeline_plan(
     # What is sent once may be in the way of everything after it.
     once = sum(way.seconds(stages) for way in ways(stages, cuts) if not way.inside)
     ins, outs = dict[int, NdSbp](), dict[int, NdSbp]()
-    for share, plan in reversed(list(zip(stages.shares, plans, strict=True))):
-        ins.update(zip(share.arguments, plan.in_sbp, strict=False))
-        outs.update(zip(share.results, plan.out_sbp, strict=False))
+    for subgraph, plan in reversed(list(zip(stages.subgraphs, plans, strict=True))):
+        ins.update(zip(subgraph.arguments, plan.in_sbp, strict=False))
+        outs.update(zip(subgraph.results, plan.out_sbp, strict=False))
     traced = stages.traced
     whole = (B,) * plans[0].placement.ndim
     remarks = [*notes, *(n for p in plans for n in p.notes)]
@@ -83,7 +83,7 @@ def sends_of(stages: Stages, cuts: Sequence[Cut]) -> tuple[Collective, ...]:
 
 
 def _send(stages: Stages, way: TransferTime) -> Collective:
-    value, labels = stages.shares[way.source].graph.values[way.value], stages.labels
+    value, labels = stages.subgraphs[way.source].graph.values[way.value], stages.labels
     times = stages.microbatches if way.inside else 1
     return Collective(
         "send",

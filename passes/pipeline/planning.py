@@ -23,7 +23,7 @@ from sbp.passes.pipeline.cut import cut, transfers_inside
 from sbp.passes.pipeline.figures import Sizes
 from sbp.passes.pipeline.op_placement import OpPlacements, loop_of
 from sbp.passes.pipeline.order import Order
-from sbp.passes.pipeline.split import Splitter, StageShare
+from sbp.passes.pipeline.split import Splitter, Subgraph
 from sbp.passes.pipeline.stages import Labels, Stages, physical_of
 from sbp.passes.plan.model import BoundaryCost
 from sbp.passes.program.graph import Graph
@@ -56,9 +56,9 @@ def plan_shares(
     planning = _Planning(traced, graph, where, splitter, request, plan_one)
     loop = loop_of(graph)
     count = 0 if loop is None else int(loop.params["length"])
-    shares, plans = planning.run()
+    subgraphs, plans = planning.run()
     asked = tuple(planning.requests)
-    return Stages(request.name, traced, where, order.stages, count, shares, plans, planning.labels, asked)
+    return Stages(request.name, traced, where, order.stages, count, subgraphs, plans, planning.labels, asked)
 
 
 @dataclass
@@ -74,16 +74,16 @@ class _Planning:
     requests: list[tuple[Traced, Request]] = field(default_factory=list)
 
     @cached_property
-    def shares(self) -> tuple[StageShare, ...]:
+    def subgraphs(self) -> tuple[Subgraph, ...]:
         """What every placement computes."""
-        return tuple(self.splitter.shares())
+        return tuple(self.splitter.subgraphs())
 
-    def run(self) -> tuple[tuple[StageShare, ...], tuple[PlanData, ...]]:
+    def run(self) -> tuple[tuple[Subgraph, ...], tuple[PlanData, ...]]:
         plans = list[PlanData]()
-        for share in self.shares:
-            plans.append(self.planned(share))
-            self.agree(share, plans[-1])
-        return self.shares, tuple(plans)
+        for subgraph in self.subgraphs:
+            plans.append(self.planned(subgraph))
+            self.agree(subgraph, plans[-1])
+        return self.subgraphs, tuple(plans)
 
     @cached_property
     def labels(self) -> Labels:
@@ -91,33 +91,33 @@ class _Planning:
         names = Names(self.graph, self.traced.in_paths, self.traced.out_paths)
         return Labels(self.graph, self.where, self.splitter.order, names)
 
-    def planned(self, share: StageShare) -> PlanData:
+    def planned(self, subgraph: Subgraph) -> PlanData:
         """One placement, with what has been agreed on so far."""
-        place, whole = share.place, self.asked
+        place, whole = subgraph.place, self.asked
         placement = self.where.placements[place]
-        ins, outs = whole.asked(placement, share.arguments, share.results)
+        ins, outs = whole.asked(placement, subgraph.arguments, subgraph.results)
         request = Request(
             name=f"{whole.name}, placement {place} of {len(self.where.placements)}",
             placement=with_types_of(placement, whole.placement.axes, whole.placement.axis_types),
             hardware=whole.hardware(placement),
-            in_sbp=(*ins, *self.agreed(place, share.received, share.fed)),
-            out_sbp=(*outs, *self.agreed(place, share.sent, share.passed)),
-            ties=self.ties(share),
-            in_costs=(*(None for _ in share.arguments), *self.ways_in(share)),
-            out_costs=(*(None for _ in share.results), *self.ways_out(share)),
+            in_sbp=(*ins, *self.agreed(place, subgraph.received, subgraph.fed)),
+            out_sbp=(*outs, *self.agreed(place, subgraph.sent, subgraph.passed)),
+            ties=self.ties(subgraph),
+            in_costs=(*(None for _ in subgraph.arguments), *self.ways_in(subgraph)),
+            out_costs=(*(None for _ in subgraph.results), *self.ways_out(subgraph)),
             terms=self.terms,
-            donated=tuple(k for k, i in enumerate(share.arguments) if i in whole.donated),
+            donated=tuple(k for k, i in enumerate(subgraph.arguments) if i in whole.donated),
             # Of a program with a loop the schedule is checked instead.
             whole_step=self.splitter.loop is None,
         )
-        traced = self.sub_traced(share)
+        traced = self.sub_traced(subgraph)
         self.requests.append((traced, request))
         capacity = request.hardware.memory_bytes
         limit = whole.terms.memory_limit_bytes
         budget = self.budget(capacity if limit is None else limit)
         if budget is None:
             return self.plan_one(traced, request)
-        return budget.planned(share, request, partial(self.plan_one, traced))
+        return budget.planned(subgraph, request, partial(self.plan_one, traced))
 
     def budget(self, limit_bytes: float) -> MemoryBudget | None:
         """What the placements may need; None without micro-batches, or a backward pass."""
@@ -129,7 +129,7 @@ class _Planning:
     def terms(self) -> Terms:
         """Those of one placement: they share the time."""
         limit = self.asked.terms.time_limit_seconds
-        share = None if limit is None else limit / len(self.shares)
+        share = None if limit is None else limit / len(self.subgraphs)
         return replace(self.asked.terms, time_limit_seconds=share)
 
     def agreed(self, place: int, once: Sequence[int], inside: Sequence[int]) -> Iterator[NdSbp | None]:
@@ -139,16 +139,16 @@ class _Planning:
             nd = self.pins.get((v, place))
             yield nd and tuple(Split(s.dim + 1) if isinstance(s, Split) else s for s in nd)
 
-    def ways_in(self, share: StageShare) -> Iterator[BoundaryCost]:
+    def ways_in(self, subgraph: Subgraph) -> Iterator[BoundaryCost]:
         """Where what is received comes from."""
-        for v in (*share.received, *share.fed):
-            yield self.way([share.place, self.where.home(v)], v in share.fed)
+        for v in (*subgraph.received, *subgraph.fed):
+            yield self.way([subgraph.place, self.where.home(v)], v in subgraph.fed)
 
-    def ways_out(self, share: StageShare) -> Iterator[BoundaryCost]:
+    def ways_out(self, subgraph: Subgraph) -> Iterator[BoundaryCost]:
         """Where what is sent goes to."""
-        for v in (*share.sent, *share.passed):
-            readers = [s.place for s in self.shares if v in (*s.received, *s.fed)]
-            yield self.way([share.place, *readers], v in share.passed)
+        for v in (*subgraph.sent, *subgraph.passed):
+            readers = [s.place for s in self.subgraphs if v in (*s.received, *s.fed)]
+            yield self.way([subgraph.place, *readers], v in subgraph.passed)
 
     def way(self, places: Sequence[int], stacked: bool) -> BoundaryCost:
         """From the first of some placements to each of the others, or the other way."""
@@ -158,30 +158,30 @@ class _Planning:
         # A stack goes micro-batch by micro-batch, each as it lies in the loop.
         return BoundaryCost(seconds_per_byte, (0,), True) if stacked else BoundaryCost(seconds_per_byte)
 
-    def sub_traced(self, share: StageShare) -> Traced:
-        """A share as a traced function, with names."""
-        ins = [self.traced.in_paths[i] for i in share.arguments]
-        ins += self.labels.received([*share.received, *share.fed])
-        outs = [self.traced.out_paths[i] for i in share.results]
-        outs += self.labels.sent([*share.sent, *share.passed])
-        return Traced(share.graph, tuple(ins), None, tuple(outs))
+    def sub_traced(self, subgraph: Subgraph) -> Traced:
+        """A subgraph as a traced function, with names."""
+        ins = [self.traced.in_paths[i] for i in subgraph.arguments]
+        ins += self.labels.received([*subgraph.received, *subgraph.fed])
+        outs = [self.traced.out_paths[i] for i in subgraph.results]
+        outs += self.labels.sent([*subgraph.sent, *subgraph.passed])
+        return Traced(subgraph.graph, tuple(ins), None, tuple(outs))
 
-    def ties(self, share: StageShare) -> tuple[int | None, ...]:
-        """Per result of a share, its argument that it comes back as."""
-        position = {i: k for k, i in enumerate(share.arguments)}
-        tied = (self.asked.ties[i] for i in share.results)
+    def ties(self, subgraph: Subgraph) -> tuple[int | None, ...]:
+        """Per result of a subgraph, its argument that it comes back as."""
+        position = {i: k for k, i in enumerate(subgraph.arguments)}
+        tied = (self.asked.ties[i] for i in subgraph.results)
         ends = [None if i is None else position.get(i) for i in tied]
-        return (*ends, *[None] * (len(share.sent) + len(share.passed)))
+        return (*ends, *[None] * (len(subgraph.sent) + len(subgraph.passed)))
 
-    def agree(self, share: StageShare, plan: PlanData) -> None:
+    def agree(self, subgraph: Subgraph, plan: PlanData) -> None:
         """Has the other placements of equal hierarchy send and receive what this one does, as it does."""
         physical = physical_of(plan)
-        inside = transfers_inside(share, physical)
+        inside = transfers_inside(subgraph, physical)
         # By position: a pass may have put another value in the place of one that is sent.
-        ins = dict(zip(share.received, physical.inputs[len(share.arguments) :], strict=False))
-        outs = dict(zip(share.sent, physical.outputs[len(share.results) :], strict=False))
+        ins = dict(zip(subgraph.received, physical.inputs[len(subgraph.arguments) :], strict=False))
+        outs = dict(zip(subgraph.sent, physical.outputs[len(subgraph.results) :], strict=False))
         for q, other in enumerate(self.where.placements):
-            if other.shape == plan.placement.shape and q != share.place:
+            if other.shape == plan.placement.shape and q != subgraph.place:
                 for v, nd in inside.items():
                     self.pins.setdefault((v, q), nd)
                 for v, nd in (*ins.items(), *outs.items()):
@@ -208,22 +208,22 @@ class MemoryBudget:
     stages: tuple[int, ...]
     limit_bytes: float
 
-    def needed(self, share: StageShare, plan: PlanData) -> float:
+    def needed(self, subgraph: Subgraph, plan: PlanData) -> float:
         """The peak of a device of a placement with such a plan, bytes."""
-        sizes = Sizes(cut(share, physical_of(plan), False))
-        own = [s == share.place for s in self.stages]
+        sizes = Sizes(cut(subgraph, physical_of(plan), False))
+        own = [s == subgraph.place for s in self.stages]
         kept = [sizes.residuals(s) if mine else (0.0, 0.0) for s, mine in enumerate(own)]
         footprint = Footprint(tuple(k for k, _ in kept), tuple(late for _, late in kept))
-        held = peaks(self.schedule, footprint)[share.place]
+        held = peaks(self.schedule, footprint)[subgraph.place]
         place = sizes.place(plan.memory_bytes, self.schedule.microbatches)
         return max(place.outside_bytes, place.steady_bytes + held)
 
     def planned(
-        self, share: StageShare, request: Request, plan_one: Callable[[Request], PlanData]
+        self, subgraph: Subgraph, request: Request, plan_one: Callable[[Request], PlanData]
     ) -> PlanData:
         """A plan of a placement that fits, if one is found; else the nearest."""
         plan = plan_one(request)
-        need, limit = self.needed(share, plan), plan.memory_bytes
+        need, limit = self.needed(subgraph, plan), plan.memory_bytes
         for _ in range(TRIES):
             limit -= need - self.limit_bytes
             if need <= self.limit_bytes or limit <= 0:
@@ -232,7 +232,7 @@ class MemoryBudget:
                 other = plan_one(replace(request, most_bytes=limit))
             except MemoryLimitError:
                 break  # that it does not fit is said of the program as a whole
-            if (less := self.needed(share, other)) >= need:
+            if (less := self.needed(subgraph, other)) >= need:
                 break
             plan, need = other, less
         return plan

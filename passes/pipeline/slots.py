@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sbp.passes.physical.program import Physical, Step, Version
-from sbp.passes.pipeline.split import StageShare
+from sbp.passes.pipeline.split import Subgraph
 from sbp.passes.program.graph import Const, Graph, Operand
 from sbp.passes.program.role import Part
 from sbp.signature import NdSbp
@@ -95,11 +95,11 @@ class Cut:
 
     Arguments:
       pieces: those before the loop, of the body, and after it, in an order in which they can run.
-      arguments, closed, results, received, sent: the slots of those of its share; a result may be a number.
+      arguments, closed, results, received, sent: the slots of its subgraph's; a result may be a number.
       fed, passed: likewise, of what is sent for every micro-batch.
     """
 
-    share: StageShare
+    subgraph: Subgraph
     physical: Physical
     pieces: tuple[Piece, ...]
     arguments: tuple[Slot, ...]

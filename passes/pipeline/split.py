@@ -21,7 +21,7 @@ from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, Value, n
 
 
 @dataclass(frozen=True)
-class StageShare:
+class Subgraph:
     """What one placement computes.
 
     Arguments:
@@ -100,7 +100,7 @@ class Splitter:
                     values.append(Value(len(values), shape, value.dtype, value.name))
         return replace(self.graph, values=tuple(values)), stacks
 
-    def shares(self) -> list[StageShare]:
+    def subgraphs(self) -> list[Subgraph]:
         """What every placement computes."""
         graph, stacks = self.stacks()
         places = range(len(self.where.placements))
@@ -178,8 +178,8 @@ class _Share:
     read: Mapping[int, Sequence[int]]
     place: int
 
-    def made(self) -> StageShare:
-        """The share."""
+    def made(self) -> Subgraph:
+        """The subgraph."""
         s, g = self.splitter, self.splitter.graph
         known = {v: i for i, v in enumerate(g.inputs)}
         mine = [known[v] for v in self.read[self.place] if v in known]
@@ -200,7 +200,7 @@ class _Share:
             tuple(outputs),
         )
         both = {v: self.stacks[v] for v in (*fed, *passed)}
-        return StageShare(
+        return Subgraph(
             self.place,
             made,
             tuple(arguments),

@@ -166,7 +166,7 @@ class _Search:
     def possible(self, node: Node, row: Row) -> bool:
         """Whether the op can be had of one layer alone: its parameters may say more of shapes."""
         assert node.rule is not None
-        if node.rule.local is not None and node.op not in (*SHAPED, *MASKED):
+        if node.rule.body is not None and node.op not in (*SHAPED, *MASKED):
             return False
         if node.rule.pointwise:
             return True

@@ -18,7 +18,7 @@ from sbp.passes.pipeline.cut import cut
 from sbp.passes.pipeline.op_placement import OpPlacements
 from sbp.passes.pipeline.order import Order
 from sbp.passes.pipeline.slots import Cut
-from sbp.passes.pipeline.split import StageShare
+from sbp.passes.pipeline.split import Subgraph
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.names import Names
 from sbp.passes.program.role import Phase
@@ -36,7 +36,7 @@ class Stages:
       where: its placements.
       stages: per stage, the position of its placement.
       microbatches: how many there are; 0 for a program without a loop over them.
-      shares, plans: per placement.
+      subgraphs, plans: per placement.
       labels: the words for what goes from one placement to another.
       asked: per placement, what its plan was asked for: what a plan that is made again begins with.
     """
@@ -46,7 +46,7 @@ class Stages:
     where: OpPlacements
     stages: tuple[int, ...]
     microbatches: int
-    shares: tuple[StageShare, ...]
+    subgraphs: tuple[Subgraph, ...]
     plans: tuple[PlanData, ...]
     labels: Labels
     asked: tuple[tuple[Traced, Request], ...] = field(default=(), compare=False, repr=False)
@@ -57,11 +57,11 @@ class Stages:
 
     @cached_property
     def _merged(self) -> tuple[Cut, ...]:
-        return tuple(cut(s, physical_of(p), True) for s, p in zip(self.shares, self.plans, strict=True))
+        return tuple(cut(s, physical_of(p), True) for s, p in zip(self.subgraphs, self.plans, strict=True))
 
     @cached_property
     def _apart(self) -> tuple[Cut, ...]:
-        return tuple(cut(s, physical_of(p), False) for s, p in zip(self.shares, self.plans, strict=True))
+        return tuple(cut(s, physical_of(p), False) for s, p in zip(self.subgraphs, self.plans, strict=True))
 
 
 def physical_of(plan: PlanData) -> Physical:

@@ -123,8 +123,10 @@ class NamedStagesTensors:
     def _places(self) -> list[NamedTensors]:
         """Per placement, what its plan names but for what is sent: that has the names of both ends."""
         found = list[NamedTensors]()
-        for share, plan, (_, r) in zip(self.stages.shares, self.stages.plans, self.stages.asked, strict=True):
-            ins, outs = plan.in_paths[: len(share.arguments)], plan.out_paths[: len(share.results)]
+        for subgraph, plan, (_, r) in zip(
+            self.stages.subgraphs, self.stages.plans, self.stages.asked, strict=True
+        ):
+            ins, outs = plan.in_paths[: len(subgraph.arguments)], plan.out_paths[: len(subgraph.results)]
             found.append(NamedTensors(replace(plan, in_paths=ins, out_paths=outs), physical_of(plan), r.ties))
         return found
 
@@ -148,7 +150,9 @@ class NamedStagesTensors:
         Both ends have the same names, and are held together, where their hierarchies are equal: as they are
         planned. Others lie as each of them likes.
         """
-        for v in dict.fromkeys(v for share in self.stages.shares for v in (*share.sent, *share.passed)):
+        for v in dict.fromkeys(
+            v for subgraph in self.stages.subgraphs for v in (*subgraph.sent, *subgraph.passed)
+        ):
             ends = list(self._ends_of(v))
             what = without_indices(ends[0].full.partition(": ")[2])
             for e in ends:
@@ -160,15 +164,15 @@ class NamedStagesTensors:
     def _ends_of(self, v: int) -> Iterator[TensorEntry]:
         """A value that is sent, as each of its placements has it."""
         for takes in (False, True):
-            for p, share in enumerate(self.stages.shares):
-                once, inside = (share.received, share.fed) if takes else (share.sent, share.passed)
+            for p, g in enumerate(self.stages.subgraphs):
+                once, inside = (g.received, g.fed) if takes else (g.sent, g.passed)
                 if v not in (*once, *inside):
                     continue
                 plan, physical = self.stages.plans[p], physical_of(self.stages.plans[p])
-                at = len(share.arguments if takes else share.results) + (*once, *inside).index(v)
+                at = len(g.arguments if takes else g.results) + (*once, *inside).index(v)
                 name = (plan.in_paths if takes else plan.out_paths)[at]
                 outside = physical.inputs if takes else physical.outputs
-                nd = transfers_inside(share, physical)[v] if v in inside else outside[at]
+                nd = transfers_inside(g, physical)[v] if v in inside else outside[at]
                 value = physical.graph.values[v]
                 shown = f"{name}, {tensor_text(value.shape, value.dtype)}"
                 labels = tuple(dict.fromkeys((name, shown, without_indices(name), without_indices(shown))))
@@ -176,16 +180,16 @@ class NamedStagesTensors:
                 yield TensorEntry(None, labels, shown, where, value.shape, value.dtype, (nd,), place=p)
 
     def _is_sent(self, e: TensorEntry) -> bool:
-        share = self.stages.shares[e.place]
-        most = {"argument": len(share.arguments), "result": len(share.results)}
+        subgraph = self.stages.subgraphs[e.place]
+        most = {"argument": len(subgraph.arguments), "result": len(subgraph.results)}
         return e.at[0] in most and e.at[1] >= most[e.at[0]]
 
     def _is_inside(self, e: TensorEntry) -> bool:
         """Whether what is sent goes for every micro-batch: those stand last."""
-        share = self.stages.shares[e.place]
+        subgraph = self.stages.subgraphs[e.place]
         if e.at[0] == "argument":
-            return e.at[1] >= len(share.arguments) + len(share.received)
-        return e.at[1] >= len(share.results) + len(share.sent)
+            return e.at[1] >= len(subgraph.arguments) + len(subgraph.received)
+        return e.at[1] >= len(subgraph.results) + len(subgraph.sent)
 
     def _words(self, e: TensorEntry, sent: bool) -> str:
         """Where a tensor belongs."""

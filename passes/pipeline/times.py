@@ -96,7 +96,7 @@ def ways(stages: Stages, cuts: Sequence[Cut]) -> Iterator[TransferTime]:
             for inside, given, taken in ((False, c.sent, other.received), (True, c.passed, other.fed)):
                 for v in given:
                     if q != p and v in taken:
-                        value = c.share.graph.values[v]
+                        value = c.subgraph.graph.values[v]
                         shard = local_bytes(value.shape, value.dtype, taken[v].nd, there.shape)
                         yield TransferTime(
                             v, p, q, inside, given[v].nd, taken[v].nd, shard * there.size / size

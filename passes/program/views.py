@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from sbp.communication.protocol import Communication, Local
+from sbp.communication.protocol import Communication, Context
 from sbp.errors import Problem, RuleError, raise_all
 from sbp.layout import Layout
 from sbp.passes.program.graph import Graph, Node
@@ -50,7 +50,7 @@ def at_line(problem: Problem, node: Node) -> Problem:
     return replace(problem, where=problem.where + of + (f" at {node.source}" if node.source.file else ""))
 
 
-def local_of(
+def context_of(
     graph: Graph,
     node: Node,
     lying: Lying,
@@ -59,12 +59,12 @@ def local_of(
     names: Sequence[str] = (),
     reports: list[Any] | None = None,
     said: list[Said] | None = None,
-) -> Local:
+) -> Context:
     """What the body of an op knows about its shards.
 
     Arguments:
       lying: how its operands and its results lie.
-      coords, names, reports, said: as of `Local`; without them the body can be asked what it sends, and
+      coords, names, reports, said: as of `Context`; without them the body can be asked what it sends, and
         not be run.
     """
     values = [graph.operand(x) for x in node.inputs]
@@ -73,7 +73,7 @@ def local_of(
         Layout(graph.values[v].shape, nd, hierarchy) for v, nd in zip(node.outputs, lying[1], strict=True)
     ]
     dtypes = [x.dtype for x in values]
-    return Local(node.primitive, node.params, tuple(ins), tuple(outs), coords, names, dtypes, reports, said)
+    return Context(node.primitive, node.params, tuple(ins), tuple(outs), coords, names, dtypes, reports, said)
 
 
 def communication_of(
@@ -86,8 +86,8 @@ def communication_of(
     """
     if node.rule is None or node.rule.communication is None:
         return ()
-    local = local_of(graph, node, lying, hierarchy)
-    communication = (t for t in declared(node, local) if t.wire_bytes > 0)
+    ctx = context_of(graph, node, lying, hierarchy)
+    communication = (t for t in declared(node, ctx) if t.wire_bytes > 0)
     return tuple(t for t in communication if t.result is None or graph.uses(node.outputs[t.result]))
 
 
@@ -95,25 +95,25 @@ def held_bytes(graph: Graph, node: Node, lying: Lying, hierarchy: tuple[int, ...
     """What a device holds inside the body of an op, beside its operands and results."""
     if node.rule is None or node.rule.held is None:
         return 0.0
-    return node.rule.held(local_of(graph, node, lying, hierarchy))
+    return node.rule.held(context_of(graph, node, lying, hierarchy))
 
 
-def declared(node: Node, local: Local) -> list[Communication]:
+def declared(node: Node, ctx: Context) -> list[Communication]:
     """What the rule of a node says that its body sends; nothing, if it has no word on it."""
     if node.rule is None or node.rule.communication is None:
         return []
     try:
-        given = node.rule.communication(local)
+        given = node.rule.communication(ctx)
         communication = list(given if isinstance(given, Iterable) else [given])
-        raise_all(_communication_problems(node, communication, local))
+        raise_all(_communication_problems(node, communication, ctx))
     except RuleError as e:
         raise RuleError(*(at_line(p, node) for p in e.problems)) from e
     return communication
 
 
-def _communication_problems(node: Node, communication: Sequence[object], local: Local) -> Iterator[Problem]:
+def _communication_problems(node: Node, communication: Sequence[object], ctx: Context) -> Iterator[Problem]:
     where, n = f"the communication of {node.op!r}", len(node.inputs)
-    axes = len((*local.operands, *local.results)[0].hierarchy)
+    axes = len((*ctx.operands, *ctx.results)[0].hierarchy)
     for t in communication:
         if not isinstance(t, Communication):
             why, fix = "the plan lists each, with its bytes", "return [talk], or yield it; [] for none"

@@ -87,9 +87,9 @@ def _wire(x: object) -> bool:
 
 
 # By name, else by the annotation of the field.
-LEGAL: Mapping[str, LegalOption] = {
-    "bool": LegalOption("True or False", _flag, "it says whether something is done", "{name}=True"),
-    "bool | None": LegalOption(
+LEGAL: Mapping[object, LegalOption] = {
+    bool: LegalOption("True or False", _flag, "it says whether something is done", "{name}=True"),
+    bool | None: LegalOption(
         "True, False or None",
         lambda x: x is None or _flag(x),
         "it says whether something is done; None leaves it to the compiler",
@@ -119,13 +119,13 @@ LEGAL: Mapping[str, LegalOption] = {
         "it says whether plans and compiled programs are kept for the next process, and in which folder",
         "cache=Path('cache')",
     ),
-    "ExchangeOptions": LegalOption(
+    ExchangeOptions: LegalOption(
         "an sbp.options.ExchangeOptions",
         lambda x: isinstance(x, ExchangeOptions),
         "it says how rows of split tables travel",
         "exchange=sbp.options.ExchangeOptions(capacity=512)",
     ),
-    "PipelineOptions": LegalOption(
+    PipelineOptions: LegalOption(
         "an sbp.options.PipelineOptions",
         lambda x: isinstance(x, PipelineOptions),
         "it says how a program with stages runs",
@@ -169,7 +169,7 @@ def check_options(options: Options) -> Iterator[Problem]:
 
 def _check_group(group: Options | ExchangeOptions | PipelineOptions) -> Iterator[Problem]:
     for f in fields(group):
-        legal = LEGAL.get(f.name) or LEGAL.get(str(f.type))
+        legal = LEGAL.get(f.name) or LEGAL.get(f.type)
         value = getattr(group, f.name)
         if legal is not None and not legal.test(value):
             why = _why_not(value) if f.name == "dtype" else ""

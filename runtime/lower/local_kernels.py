@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import jax
 
-from sbp.communication.protocol import Local
+from sbp.communication.protocol import Context
 from sbp.compat.untyped import DType
 from sbp.errors import Problem, raise_all
 from sbp.passes.program.graph import Node
@@ -13,25 +13,25 @@ from sbp.signature import format_sbp
 
 
 def run_body(
-    node: Node, local: Local, operands: Sequence[jax.Array], dtypes: Sequence[DType]
+    node: Node, ctx: Context, operands: Sequence[jax.Array], dtypes: Sequence[DType]
 ) -> Sequence[jax.Array]:
     """The results of an op on the shards of its operands.
 
     Arguments:
-      local: the layouts, and the way to other devices; it notes what the body sends.
+      ctx: the layouts, and the way to other devices; it notes what the body sends.
       dtypes: of the results.
 
     Raises:
       RuleError: if the body does not return a shard of every result, or sends what the rule does not declare.
     """
-    own = node.rule.local if node.rule is not None else None
-    results: Sequence[jax.Array] = local.bind(*operands) if own is None else own(local, *operands)
-    found = [*_result_problems(node, local, results, dtypes), *undeclared(node, local)]
+    own = node.rule.body if node.rule is not None else None
+    results: Sequence[jax.Array] = ctx.bind(*operands) if own is None else own(ctx, *operands)
+    found = [*_result_problems(node, ctx, results, dtypes), *undeclared(node, ctx)]
     raise_all(at_line(p, node) for p in found)
     return results
 
 
-def _result_problems(node: Node, local: Local, results: object, dtypes: Sequence[DType]) -> Iterator[Problem]:
+def _result_problems(node: Node, ctx: Context, results: object, dtypes: Sequence[DType]) -> Iterator[Problem]:
     where, legal = f"the body of {node.op!r}", f"a list of {_count(len(dtypes), 'array')}"
     if not isinstance(results, list | tuple):
         fix = "return [y]" if len(dtypes) == 1 else "return one array per result, in their order"
@@ -42,40 +42,42 @@ def _result_problems(node: Node, local: Local, results: object, dtypes: Sequence
         why, fix = "a body returns a shard of every result", "return one array per result, in their order"
         yield Problem("rule", where, f"a list of {_count(len(results), 'array')}", legal, why, fix)
         return
-    for i, (x, layout, dtype) in enumerate(zip(results, local.results, dtypes, strict=True)):
+    for i, (x, layout, dtype) in enumerate(zip(results, ctx.results, dtypes, strict=True)):
         if getattr(x, "shape", None) == layout.local and getattr(x, "dtype", None) == dtype:
             continue
         devices = " x ".join(map(str, layout.hierarchy))
         why = f"{dtype}{list(layout.shape)} has the signature {format_sbp(layout.nd)} on {devices} devices"
-        fix = f"local.results[{i}].local is the shape of a shard, padding included"
-        if node.rule is None or node.rule.local is None:
-            fix = "local=: a body of its own, with the parameters of a shard (local.bind(*args, shape=...))"
+        fix = f"ctx.results[{i}].local is the shape of a shard, padding included"
+        if node.rule is None or node.rule.body is None:
+            fix = "body=: a body of its own, with the parameters of a shard (ctx.bind(*args, shape=...))"
         elif getattr(x, "shape", None) == layout.local:
             fix = f"y.astype({str(dtype)!r})"
         want = f"{dtype}{list(layout.local)}"
         yield Problem("rule", f"{where}, result {i}", _text(x), want, why, fix)
 
 
-def undeclared(node: Node, local: Local) -> Iterator[Problem]:
+def undeclared(node: Node, ctx: Context) -> Iterator[Problem]:
     """Collectives that the body runs and the rule does not declare.
 
     Of rounds whose number depends on data the first is declared. The reductions by which devices agree on
     another round are allowed along axes on which anything is declared.
     """
-    layouts = (*local.operands, *local.results)
+    layouts = (*ctx.operands, *ctx.results)
     # Devices of which there is one send nothing.
     sizes = layouts[0].hierarchy if layouts else ()
-    said = {(kind, a) for kind, axes in local.said or () for a in axes if sizes[a] > 1}
+    said = {(kind, a) for kind, axes in ctx.said or () for a in axes if sizes[a] > 1}
     if not said:
         return
-    known = {(t.kind, a) for t in declared(node, local) for a in t.axes}
+    known = {(t.kind, a) for t in declared(node, ctx) for a in t.axes}
     unknown = said - known - {("all_reduce", a) for _, a in known}
     for kind in sorted({kind for kind, _ in unknown}):
-        over = " and ".join(repr(local.names[a]) for k, a in sorted(unknown) if k == kind)
-        told = ", ".join(f"{k} over {local.names[a]!r}" for k, a in sorted(known))
+        over = " and ".join(repr(ctx.names[a]) for k, a in sorted(unknown) if k == kind)
+        told = ", ".join(f"{k} over {ctx.names[a]!r}" for k, a in sorted(known))
         legal = told or "none: the rule declares nothing"
         why = "the plan would neither show nor price it"
-        fix = f"communication=: a function of the same Local, yielding sbp.rules.Communication({kind!r}, ...)"
+        fix = (
+            f"communication=: a function of the same Context, yielding sbp.rules.Communication({kind!r}, ...)"
+        )
         yield Problem("rule", f"the body of {node.op!r}", f"{kind} over {over}", legal, why, fix)
 
 

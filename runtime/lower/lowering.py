@@ -25,7 +25,7 @@ from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Ve
 from sbp.passes.physical.sections import Section
 from sbp.passes.program.control import CONTROL, Leaving, Region, ports
 from sbp.passes.program.graph import Const, Operand, Source
-from sbp.passes.program.views import Said, local_of
+from sbp.passes.program.views import Said, context_of
 from sbp.placement import Placement
 from sbp.runtime.call.arguments import weaken
 from sbp.runtime.lower.collectives import FusedSend, apply_bucket, apply_move, dims_in_order
@@ -241,7 +241,7 @@ class Device:
         operands = [self.read(x, nd, env) for x, nd in zip(node.inputs, strategy.operands, strict=True)]
         counts: list[Tally] = []
         said: list[Said] = []
-        local = local_of(
+        local = context_of(
             graph, node, strategy.lying, placement.shape, self.coords, placement.axes, counts, said
         )
         results = run_body(node, local, operands, [graph.values[v].dtype for v in node.outputs])

@@ -24,7 +24,7 @@ import numpy as np
 from jax.extend.core import primitives
 from numpy.typing import NDArray
 
-from sbp.communication.protocol import Local
+from sbp.communication.protocol import Context
 from sbp.compat.untyped import pmax
 from sbp.layout import Layout
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, writes
@@ -173,7 +173,7 @@ class CheckedDevice(Device):
         at: Version = (~x, nd)
         if at not in env:
             layout = Layout(value.shape, nd, self.physical.placement.shape)
-            local = Local(primitives.copy_p, {}, (layout,), (), self.coords)
+            local = Context(primitives.copy_p, {}, (layout,), (), self.coords)
             shard = local.mask(env[x, nd], layout, range(len(value.shape)), 0)
             nan, infinite = (jnp.any(test(shard)).astype(np.int32) for test in (jnp.isnan, jnp.isinf))
             env[at] = nan * int(NotFinite.NAN) + infinite * int(NotFinite.INFINITY)

@@ -107,7 +107,7 @@ class PipelineExecutor:
         self.once(stores, Phase.AFTER)
         out: dict[int, jax.Array] = {}
         for s, store in zip(self.executors, stores, strict=True):
-            for i, slot in zip(s.cut.share.results, s.cut.results, strict=True):
+            for i, slot in zip(s.cut.subgraph.results, s.cut.results, strict=True):
                 out[i] = store.get(slot) if s.is_here else s.slots.absent(slot)
         return [out[i] for i in range(len(out))]
 

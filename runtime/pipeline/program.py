@@ -171,7 +171,7 @@ class CompiledPipeline:
         yield from executor.transfers()
         ins, outs = self._own_ends(executor)
         for s in executor.executors:
-            for i, slot in zip(s.cut.share.arguments, s.cut.arguments, strict=True):
+            for i, slot in zip(s.cut.subgraph.arguments, s.cut.arguments, strict=True):
                 x, to = ins[i], s.slots.sharding(slot)
                 if x.sharding != to:
                     yield StageTransfer(x.shape, x.dtype, x.sharding, to)
@@ -190,7 +190,7 @@ class CompiledPipeline:
                 slot: own_copy(
                     graph.consts[i - n], s.slots.sharding(slot), graph.values[graph.inputs[i]].name
                 )
-                for i, slot in zip(s.cut.share.closed, s.cut.closed, strict=True)
+                for i, slot in zip(s.cut.subgraph.closed, s.cut.closed, strict=True)
                 if s.is_here
             }
             for s in self.executor.executors
@@ -245,12 +245,12 @@ class CompiledPipeline:
 
     def _words_of_given(self, seen: StageRecord) -> list[str]:
         """The arguments and closed-over arrays that a piece reads, in its order, each with who reads it."""
-        traced, piece, share = self.stages.traced, seen.run.piece, seen.cut.share
-        names = [traced.in_paths[i] for i in share.arguments]
-        names += [traced.graph.values[traced.graph.inputs[i]].name for i in share.closed]
+        traced, piece, subgraph = self.stages.traced, seen.run.piece, seen.cut.subgraph
+        names = [traced.in_paths[i] for i in subgraph.arguments]
+        names += [traced.graph.values[traced.graph.inputs[i]].name for i in subgraph.closed]
         path = dict(zip(seen.cut.given, names, strict=True))
         inside = piece.part.phase not in (Phase.BEFORE, Phase.AFTER)
-        there = [s for s, place in enumerate(self.stages.stages) if place == share.place]
+        there = [s for s, place in enumerate(self.stages.stages) if place == subgraph.place]
         reader = findings.reader_of([piece.part.at] if inside else there, seen.cut.physical.placement)
         return [f"{path[r.slot]}, {reader}" for r in reads_given(piece, seen.cut.given)]
 
@@ -269,10 +269,10 @@ class CompiledPipeline:
         made: dict[int, jax.ShapeDtypeStruct] = {}
         for s in reversed(executor.executors):
             given.update(
-                (i, s.slots.struct(x)) for i, x in zip(s.cut.share.arguments, s.cut.arguments, strict=True)
+                (i, s.slots.struct(x)) for i, x in zip(s.cut.subgraph.arguments, s.cut.arguments, strict=True)
             )
             made.update(
-                (i, s.slots.struct(x)) for i, x in zip(s.cut.share.results, s.cut.results, strict=True)
+                (i, s.slots.struct(x)) for i, x in zip(s.cut.subgraph.results, s.cut.results, strict=True)
             )
         return given, made
 
@@ -281,7 +281,7 @@ class CompiledPipeline:
         self._compare(leaves)
         placed: list[Mapping[Slot, jax.Array]] = []
         for s, closed in zip(self.executor.executors, self.closed, strict=True):
-            wanted = list(zip(s.cut.share.arguments, s.cut.arguments, strict=True))
+            wanted = list(zip(s.cut.subgraph.arguments, s.cut.arguments, strict=True))
             given, shardings = [leaves[i] for i, _ in wanted], [s.slots.sharding(slot) for _, slot in wanted]
             arrays = self.executor.engine.bring_all(given, shardings)
             here = {slot: x for (_, slot), x in zip(wanted, arrays, strict=True) if x is not None}
@@ -294,7 +294,7 @@ class CompiledPipeline:
             here = {
                 i
                 for s in self.executor.executors
-                for i, slot in zip(s.cut.share.arguments, s.cut.arguments, strict=True)
+                for i, slot in zip(s.cut.subgraph.arguments, s.cut.arguments, strict=True)
                 if takes_part(s.slots.sharding(slot))
             }
             given = [(x, i in here) for i, x in enumerate(leaves)]
@@ -306,7 +306,7 @@ class CompiledPipeline:
         self._compare(parts)
         out = list(parts)
         for s in reversed(self.executor.executors):
-            for i, slot in zip(s.cut.share.arguments, s.cut.arguments, strict=True):
+            for i, slot in zip(s.cut.subgraph.arguments, s.cut.arguments, strict=True):
                 x = self.executor.engine.bring(parts[i], s.slots.sharding(slot))
                 out[i] = s.slots.absent(slot) if x is None else x
         return out if self.stacked is None else self.stacked.placed(out)

@@ -272,7 +272,7 @@ def given_away(slots: Slots, cut: Cut, donate: Collection[int]) -> dict[int, set
     """
     kept = {*cut.arguments, *cut.closed, *cut.received.values(), *cut.sent.values(), *cut.results}
     kept |= {*cut.passed.values()}
-    free = {s for i, s in zip(cut.share.arguments, cut.arguments, strict=True) if i in donate}
+    free = {s for i, s in zip(cut.subgraph.arguments, cut.arguments, strict=True) if i in donate}
     return donations(slots, cut.pieces, kept, free - {*cut.results, *cut.sent.values()})
 
 

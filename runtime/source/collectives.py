@@ -75,13 +75,13 @@ def _barrier(o: Operands) -> Text:
 
 def _named_call(o: Operands) -> Text:
     call: NamedCall = o.params["call"]
-    if call.local is None:
+    if call.ctx is None:
         rest = "".join(f", {literal(v, '', o.given)}" for _, v in call.args)
         return Text(f"{call.function}({o.args()}{rest})")
-    local, name = call.local, call.args[0][1]
-    params = "".join(f", {k}={literal(v, f'{name}_{k}', o.given)}" for k, v in local.params.items())
-    lies = f"takes={_layouts(local.operands)}, gives={_layouts(local.results)}"
-    only = "[0]" if local.primitive.multiple_results and len(o.eqn.outs) == 1 else ""
+    ctx, name = call.ctx, call.args[0][1]
+    params = "".join(f", {k}={literal(v, f'{name}_{k}', o.given)}" for k, v in ctx.params.items())
+    lies = f"takes={_layouts(ctx.operands)}, gives={_layouts(ctx.results)}"
+    only = "[0]" if ctx.primitive.multiple_results and len(o.eqn.outs) == 1 else ""
     operands = o.args()
     return Text(f'sbp.shards.on_shards("{name}", {operands}{", " if operands else ""}{lies}{params}){only}')
 

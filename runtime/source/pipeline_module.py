@@ -229,11 +229,11 @@ class StagedModule:
         comes: dict[int, str] = {}
         for p in self.places:
             for i, slot in (
-                *zip(p.cut.share.arguments, p.cut.arguments, strict=True),
-                *zip(p.cut.share.closed, p.cut.closed, strict=True),
+                *zip(p.cut.subgraph.arguments, p.cut.arguments, strict=True),
+                *zip(p.cut.subgraph.closed, p.cut.closed, strict=True),
             ):
                 goes[i].append(f'({p.number}, "{p.names[slot]}")')
-            for i, slot in zip(p.cut.share.results, p.cut.results, strict=True):
+            for i, slot in zip(p.cut.subgraph.results, p.cut.results, strict=True):
                 comes[i] = f'({p.number}, "{p.names[slot]}")'
         yield loop_text.ARGUMENTS
         yield "ARGUMENTS = ("

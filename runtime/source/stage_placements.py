@@ -74,8 +74,8 @@ class StageNames:
         hints = Hints(cut.physical.graph, (plan.in_paths, plan.out_paths), (), {})
         paths = self.stages.traced.in_paths
         short = short_names([*paths, *(f"constant_{k}" for k in range(len(self._constants)))])
-        wanted = {s: short[i] for i, s in zip(cut.share.arguments, cut.arguments, strict=True)}
-        wanted |= {s: short[i] for i, s in zip(cut.share.closed, cut.closed, strict=True)}
+        wanted = {s: short[i] for i, s in zip(cut.subgraph.arguments, cut.arguments, strict=True)}
+        wanted |= {s: short[i] for i, s in zip(cut.subgraph.closed, cut.closed, strict=True)}
         for some in (cut.received, cut.sent, cut.fed, cut.passed):
             wanted |= {slot: self._sent[v] for v, slot in some.items() if slot not in wanted}
         wanted |= {slot: name for slot, name in _sums(cut, hints).items() if slot not in wanted}

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sbp.communication.protocol import Local
+from sbp.communication.protocol import Context
 from sbp.compat import core
 from sbp.compat.untyped import partition_spec
 from sbp.notation.resolve import to_partition_spec
@@ -19,7 +19,7 @@ from sbp.passes.explain.collectives import scope_of_rows
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.program import Box, Compute, Physical, Step, writes
 from sbp.passes.pipeline.slots import Piece
-from sbp.passes.program.views import local_of
+from sbp.passes.program.views import context_of
 from sbp.runtime.lower.local_kernels import run_body
 from sbp.runtime.lower.lowering import Device, Env, device_function
 from sbp.runtime.pipeline.stage_programs import SlotLayout, arrays_read, piece_function
@@ -40,12 +40,12 @@ class NamedCall:
       function: its name, as the module imports it.
       operands: how many of its arguments are arrays; they come first.
       args: the arguments behind these, by name; "" for those by position.
-      local: of an op on shards, what its body knows; None for another function.
+      ctx: of an op on shards, what its body knows; None for another function.
     """
 
     function: str
     args: tuple[tuple[str, Any], ...] = ()
-    local: Local | None = None
+    ctx: Context | None = None
 
 
 @dataclass(frozen=True)
@@ -119,29 +119,29 @@ class SourceDevice(Device):
     def compute(self, step: Compute, env: Env) -> None:
         """An op on the shards."""
         rule = step.node.rule
-        if rule is None or rule.local is None or not step.node.outputs:
+        if rule is None or rule.body is None or not step.node.outputs:
             super().compute(step, env)
             return
         graph, placement, node = self.physical.graph, self.physical.placement, step.node
         operands = [self.read(x, nd, env) for x, nd in zip(node.inputs, step.strategy.operands, strict=True)]
         said: list[tuple[str, tuple[int, ...]]] = []
-        local = local_of(
+        ctx = context_of(
             graph, node, step.strategy.lying, placement.shape, self.coords, placement.axes, None, said
         )
-        run = partial(run_body, node, local, dtypes=[graph.values[v].dtype for v in node.outputs])
+        run = partial(run_body, node, ctx, dtypes=[graph.values[v].dtype for v in node.outputs])
         tried = jax.make_jaxpr(lambda *xs: list(run(operands=xs)))(*operands)
         if not said and _length(tried.jaxpr) <= MOST_INLINE:
             super().compute(step, env)
             return
         results = [core.struct(x.shape, x.dtype) for x in tried.out_avals]
-        call = NamedCall("on_shards", local=local)
+        call = NamedCall("on_shards", ctx=ctx)
         env.update(zip(writes(step), _named(call, operands, results, node.op), strict=True))
 
 
 def _named(call: NamedCall, operands: Sequence[Any], results: Sequence[Any], op: str = "") -> list[jax.Array]:
     given = tuple(core.struct(x.shape, x.dtype) for x in results)
     if op:
-        call = NamedCall(call.function, (("", op),), call.local)
+        call = NamedCall(call.function, (("", op),), call.ctx)
     out: list[jax.Array] = named_call_p.bind(*operands, call=call, results=given)
     return out
 

@@ -4,7 +4,7 @@ Left to itself a collective loses both. A maximum of floats drops NaN on CPUs an
 an instruction that does), where one device gives NaN. A sum on CPUs starts from +0.0, so that a -0.0 that one
 device has, and zeros that the others fill in, come out as +0.0. Reduced as integers, both survive, for as
 many bytes: floats of 16 bits and less have their maxima compared in 32. Boxing reduces so; a body of an op
-has `Local.maximum` and `Local.total` (docs/communication.md).
+has `Context.maximum` and `Context.total` (docs/communication.md).
 
 The limits of dtypes, and the identities of reductions, which fill padding.
 """

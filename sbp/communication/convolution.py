@@ -10,7 +10,7 @@ import jax
 
 from sbp.communication.extents import extent
 from sbp.communication.halo import Slide, Window, halo_communication, slide, with_halo, without_surplus
-from sbp.communication.protocol import Communication, Local
+from sbp.communication.protocol import Communication, Context
 
 
 def conv_dims(params: Mapping[str, Any]) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
@@ -31,7 +31,7 @@ def conv_windows(params: Mapping[str, Any]) -> list[Window]:
     return [Window(s, w, b, low) for s, w, b, (low, _) in sides]
 
 
-def _conv_slides(ctx: Local) -> dict[int, Slide]:
+def _conv_slides(ctx: Context) -> dict[int, Slide]:
     """The spatial dims that are split."""
     (ls, rs, os), (lhs, rhs), (out,) = conv_dims(ctx.params), ctx.operands, ctx.results
     found = {}
@@ -42,7 +42,7 @@ def _conv_slides(ctx: Local) -> dict[int, Slide]:
     return {i: s for i, s in found.items() if s is not None}
 
 
-def conv_local(ctx: Local, lhs: jax.Array, rhs: jax.Array) -> list[jax.Array]:
+def conv_local(ctx: Context, lhs: jax.Array, rhs: jax.Array) -> list[jax.Array]:
     """Local group counts; padding of contracted features must be zero on both sides; halos of the input."""
     ls, rs, os = conv_dims(ctx.params)
     groups, batches = ctx.params["feature_group_count"], ctx.params["batch_group_count"]
@@ -61,7 +61,7 @@ def conv_local(ctx: Local, lhs: jax.Array, rhs: jax.Array) -> list[jax.Array]:
     return [without_surplus(ctx, out, {os[2 + i]: s for i, s in slides.items()})]
 
 
-def conv_communication(ctx: Local) -> Iterable[Communication]:
+def conv_communication(ctx: Context) -> Iterable[Communication]:
     """What `conv_local` sends."""
     ls, _, _ = conv_dims(ctx.params)
     return halo_communication(ctx, 0, {ls[2 + i]: s.halo for i, s in _conv_slides(ctx).items()})

@@ -23,7 +23,7 @@ from sbp.communication.exchange import (
 )
 from sbp.communication.keys import NO_KEY, Buckets, bucketed, count_of, local_rows, ranked, take_rows
 from sbp.communication.legs import Exchange, Leg, exchange_axes, legs, split_by_outer
-from sbp.communication.protocol import Local
+from sbp.communication.protocol import Context
 from sbp.communication.wire import send_rows
 from sbp.compat import core
 from sbp.compat.untyped import DType, Position, PyTree, optimization_barrier
@@ -35,7 +35,7 @@ _Delivered: TypeAlias = tuple[jax.Array, jax.Array, PyTree, Tally]
 
 
 def deliver_rows(
-    ctx: Local,
+    ctx: Context,
     exchange: Exchange,
     keys: jax.Array,
     rows: jax.Array,
@@ -94,7 +94,7 @@ def may_add_one_by_one(dtype: DType) -> bool:
 class _Delivery:
     """Along which exchange rows go, and how they are applied where they arrive: see `deliver_rows`."""
 
-    ctx: Local
+    ctx: Context
     exchange: Exchange
     apply: ApplyRows
     additive: bool
@@ -188,7 +188,7 @@ def _summed(rows: jax.Array, at: jax.Array, count: int) -> jax.Array:
 
 
 def _bounds(
-    ctx: Local, exchange: Exchange, leg: Leg, buckets: Buckets, done: jax.Array, capacity: int
+    ctx: Context, exchange: Exchange, leg: Leg, buckets: Buckets, done: jax.Array, capacity: int
 ) -> tuple[jax.Array, jax.Array]:
     """Below which key of each owner a round ends, [group], and whether another follows on any device.
 

@@ -26,7 +26,7 @@ from jax import lax
 
 from sbp.communication.keys import NO_KEY, Buckets, bucketed, count_of, local_rows, per_row, take_rows
 from sbp.communication.legs import Exchange, Leg, exchange_axes, legs
-from sbp.communication.protocol import Local
+from sbp.communication.protocol import Context
 from sbp.communication.wire import send_rows
 from sbp.compat.untyped import Position
 
@@ -92,7 +92,7 @@ class FirstRound(NamedTuple):
         return np.int32(1) if self.fullest is None else lax.div(self.fullest - 1, np.int32(leg.capacity)) + 1
 
 
-def first_round(ctx: Local, exchange: Exchange, leg: Leg, buckets: Buckets) -> FirstRound:
+def first_round(ctx: Context, exchange: Exchange, leg: Leg, buckets: Buckets) -> FirstRound:
     """Sends the keys of the first round.
 
     Fetching and delivering rows of the same keys sends the same words, so XLA keeps one of the two messages.
@@ -112,7 +112,7 @@ def first_round(ctx: Local, exchange: Exchange, leg: Leg, buckets: Buckets) -> F
 
 
 def fetch_rows(
-    ctx: Local, exchange: Exchange, keys: jax.Array, serve: Serve, absent: jax.Array | None = None
+    ctx: Context, exchange: Exchange, keys: jax.Array, serve: Serve, absent: jax.Array | None = None
 ) -> jax.Array:
     """The rows of `keys`, `[n, ...]`; zeros where there is no key.
 
@@ -137,7 +137,7 @@ def fetch_rows(
 
 
 def _fetched(
-    ctx: Local,
+    ctx: Context,
     exchange: Exchange,
     ahead: Sequence[Leg],
     keys: jax.Array,

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sbp.communication.protocol import Local
+from sbp.communication.protocol import Context
 from sbp.compat.untyped import Position
 from sbp.layout import Layout, chunk_sizes, is_padded, offset, valid_length
 
@@ -91,7 +91,7 @@ def coordinates_along(axes: Sequence[int], hierarchy: Sequence[int]) -> list[Coo
     return list(itertools.product(*(range(g if a in axes else 1) for a, g in enumerate(hierarchy))))
 
 
-def own_entry(ctx: Local, axes: Sequence[int], table: Sequence[int] | Sequence[Sequence[int]]) -> Position:
+def own_entry(ctx: Context, axes: Sequence[int], table: Sequence[int] | Sequence[Sequence[int]]) -> Position:
     """This device's line of a table; as an integer where all are the same.
 
     An integer makes a static slice, and no table in the program. So tables are made alike where they may be:

@@ -16,7 +16,7 @@ from jax.lax import GatherScatterMode
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
-from sbp.communication.protocol import Local
+from sbp.communication.protocol import Context
 from sbp.compat.untyped import DType, iinfo, optimization_barrier
 from sbp.layout import Layout
 
@@ -29,7 +29,7 @@ def window_dims(operand: int, removed: Sequence[int]) -> list[int]:
 
 
 def _owned_rows(
-    ctx: Local, index: jax.Array, layout: Layout, dims: Sequence[int], index_map: Sequence[int]
+    ctx: Context, index: jax.Array, layout: Layout, dims: Sequence[int], index_map: Sequence[int]
 ) -> tuple[jax.Array, jax.Array]:
     """Indices made local along the split looked-up `dims`, and which of them this device owns."""
     mine = jnp.ones(index.shape[:-1], bool)
@@ -57,7 +57,7 @@ def _split_lookups(layout: Layout, dn_map: Sequence[int], removed: Sequence[int]
     return [d for d in dn_map if d in removed and layout.axes(d)]
 
 
-def gather_local(ctx: Local, x: jax.Array, index: jax.Array) -> list[jax.Array]:
+def gather_local(ctx: Context, x: jax.Array, index: jax.Array) -> list[jax.Array]:
     """Local window sizes; with a split looked-up dim every device gives its rows and zeros for the others'.
 
     Indices that JAX was promised to be in bounds are clamped as XLA clamps them, so that a broken promise
@@ -124,7 +124,7 @@ def _per_window(flag: jax.Array, rows: jax.Array, offset_dims: Sequence[int]) ->
     return lax.broadcast_in_dim(flag, rows.shape, batch)
 
 
-def scatter_local(ctx: Local, x: jax.Array, index: jax.Array, updates: jax.Array) -> list[jax.Array]:
+def scatter_local(ctx: Context, x: jax.Array, index: jax.Array, updates: jax.Array) -> list[jax.Array]:
     """Padded updates are dropped; with a split looked-up dim every device keeps the updates of its rows.
 
     Where JAX was promised indices in bounds XLA drops the others, as `mode="drop"` does.
@@ -151,7 +151,7 @@ def scatter_local(ctx: Local, x: jax.Array, index: jax.Array, updates: jax.Array
     return ctx.bind(x, index, updates, mode=FILL, indices_are_sorted=False, unique_indices=False)
 
 
-def _update_sizes(ctx: Local) -> list[int]:
+def _update_sizes(ctx: Context) -> list[int]:
     """The logical window size along every operand dim."""
     dn = ctx.params["dimension_numbers"]
     sizes = [1] * len(ctx.operands[0].shape)

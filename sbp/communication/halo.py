@@ -21,7 +21,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from sbp.communication.extents import Coords, Extent, coordinates_along, own_entry, slice_rows
-from sbp.communication.protocol import Communication, Local
+from sbp.communication.protocol import Communication, Context
 from sbp.compat import core
 
 
@@ -226,7 +226,7 @@ def halos_pay(halos: Iterable[Halo]) -> bool:
     return all(h.sent <= h.extent.size - h.extent.local for h in halos)
 
 
-def with_halo(ctx: Local, x: jax.Array, dim: int, rows: Halo, fill: ArrayLike | None = None) -> jax.Array:
+def with_halo(ctx: Context, x: jax.Array, dim: int, rows: Halo, fill: ArrayLike | None = None) -> jax.Array:
     """A shard with its halo: the `count` rows of this device along `dim`.
 
     Arguments:
@@ -243,7 +243,7 @@ def with_halo(ctx: Local, x: jax.Array, dim: int, rows: Halo, fill: ArrayLike | 
     return out
 
 
-def _with_neighbours(ctx: Local, x: jax.Array, dim: int, rows: Halo) -> jax.Array:
+def _with_neighbours(ctx: Context, x: jax.Array, dim: int, rows: Halo) -> jax.Array:
     """The shard between the rows from before and from after."""
     c = rows.extent.local
     before: list[jax.Array] = []
@@ -255,7 +255,7 @@ def _with_neighbours(ctx: Local, x: jax.Array, dim: int, rows: Halo) -> jax.Arra
     return lax.concatenate([*before, x, *after], dim) if rows.hops else x
 
 
-def _in_line(ctx: Local, wide: jax.Array, dim: int, rows: Halo, fill: ArrayLike) -> jax.Array:
+def _in_line(ctx: Context, wide: jax.Array, dim: int, rows: Halo, fill: ArrayLike) -> jax.Array:
     """The `count` rows, where all that are real are in a line: one slice."""
     coords = coordinates_along(rows.axes, rows.extent.hierarchy)
     starts = [
@@ -269,7 +269,7 @@ def _in_line(ctx: Local, wide: jax.Array, dim: int, rows: Halo, fill: ArrayLike)
     return slice_rows(wide, own_entry(ctx, rows.axes, [s + low for s in starts]), rows.count, dim)
 
 
-def _across_gaps(ctx: Local, wide: jax.Array, dim: int, rows: Halo) -> jax.Array:
+def _across_gaps(ctx: Context, wide: jax.Array, dim: int, rows: Halo) -> jax.Array:
     """The `count` rows, where the padding of shards stands between them: one by one.
 
     In the place of rows outside of the tensor stands any of it.
@@ -283,7 +283,7 @@ def _across_gaps(ctx: Local, wide: jax.Array, dim: int, rows: Halo) -> jax.Array
     return jnp.take(wide, own_entry(ctx, rows.axes, lines), axis=dim, mode="clip")
 
 
-def without_surplus(ctx: Local, y: jax.Array, slides: Mapping[int, Slide]) -> jax.Array:
+def without_surplus(ctx: Context, y: jax.Array, slides: Mapping[int, Slide]) -> jax.Array:
     """The outputs of a window without those that are too many.
 
     Arguments:
@@ -295,7 +295,7 @@ def without_surplus(ctx: Local, y: jax.Array, slides: Mapping[int, Slide]) -> ja
     return y
 
 
-def halo_communication(ctx: Local, operand: int, halos: Mapping[int, Halo]) -> Iterable[Communication]:
+def halo_communication(ctx: Context, operand: int, halos: Mapping[int, Halo]) -> Iterable[Communication]:
     """The exchange of an operand's halos, dim after dim: the later ones are as wide as the earlier made them.
 
     Arguments:

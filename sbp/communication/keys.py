@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from sbp.communication.legs import Exchange, Leg, split_by_outer
-from sbp.communication.protocol import Local
+from sbp.communication.protocol import Context
 from sbp.layout import Layout
 
 # In the place of a key where there is none: greater than every key, so that it sorts behind them and is out
@@ -31,14 +31,14 @@ def per_row(flags: jax.Array, rows: jax.Array) -> jax.Array:
     return flags.reshape(flags.shape + (1,) * (rows.ndim - flags.ndim))
 
 
-def local_rows(ctx: Local, exchange: Exchange, keys: jax.Array) -> jax.Array:
+def local_rows(ctx: Context, exchange: Exchange, keys: jax.Array) -> jax.Array:
     """The numbers of keys' rows in this device's shard; the shard's size for rows that other devices own."""
     layout = split_by_outer(exchange.rows, len(exchange.rows.axes))
     at = keys - ctx.offset(layout, 0)
     return jnp.where((at >= 0) & (at < ctx.length(layout, 0)), at, np.int32(layout.local[0]))
 
 
-def owned_here(ctx: Local, layout: Layout, keys: jax.Array) -> jax.Array:
+def owned_here(ctx: Context, layout: Layout, keys: jax.Array) -> jax.Array:
     """The keys whose rows this device has under `layout`; `NO_KEY` in the place of others."""
     at = keys - ctx.offset(layout, 0)
     return jnp.where((at >= 0) & (at < ctx.length(layout, 0)), keys, NO_KEY)
@@ -129,7 +129,7 @@ class Buckets:
         return placed.reshape(-1, capacity)
 
 
-def bucketed(ctx: Local, leg: Leg, keys: jax.Array) -> Buckets:
+def bucketed(ctx: Context, leg: Leg, keys: jax.Array) -> Buckets:
     """The buckets that keys make for the owners of a leg."""
     keys = owned_here(ctx, leg.outer, keys)
     rows, chunk = leg.outer.local[0], np.int32(leg.chunk)

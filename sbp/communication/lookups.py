@@ -20,7 +20,7 @@ from sbp.communication.gather import CLIP, FILL, missing_value, signed_index
 from sbp.communication.key_samples import with_planned_capacity
 from sbp.communication.keys import NO_KEY, local_rows, rows_or_zeros
 from sbp.communication.legs import Exchange, legs
-from sbp.communication.protocol import Communication, Local
+from sbp.communication.protocol import Communication, Context
 from sbp.communication.wire import (
     deliver_communication,
     deliver_held,
@@ -42,7 +42,7 @@ def narrow_ids(ids: jax.Array) -> jax.Array:
     return ids if ids.dtype.itemsize == 4 else jnp.clip(ids, -1, NO_KEY.astype(ids.dtype)).astype(np.int32)
 
 
-def exchange_along(ctx: Local, axes: Iterable[int], ids: Sequence[Layout]) -> Exchange:
+def exchange_along(ctx: Context, axes: Iterable[int], ids: Sequence[Layout]) -> Exchange:
     """How keys and rows of the table, operand 0, travel along `axes` of its dim 0.
 
     Arguments:
@@ -54,20 +54,20 @@ def exchange_along(ctx: Local, axes: Iterable[int], ids: Sequence[Layout]) -> Ex
     return with_planned_capacity(exchange, asked.get("samples", ()), ids)
 
 
-def _exchange(ctx: Local) -> Exchange:
+def _exchange(ctx: Context) -> Exchange:
     """How keys and rows of one op travel: nothing does unless table and ids are split along an axis."""
     table, ids = ctx.operands[:2]
     split = {a for d in range(len(ids.shape)) for a in ids.axes(d)}
     return exchange_along(ctx, [a for a in table.axes(0) if a in split], [ids])
 
 
-def row_bytes(ctx: Local, dtype: DType) -> float:
+def row_bytes(ctx: Context, dtype: DType) -> float:
     """Bytes of a row of the shard of the table, operand 0, as it travels."""
     wire = wire_type(dtype, ctx.params["wire_dtype"])
     return math.prod(ctx.operands[0].local[1:]) * core.itemsize(wire)
 
 
-def keys_of(ctx: Local, ids: jax.Array, layout: Layout, clips: bool) -> tuple[jax.Array, jax.Array]:
+def keys_of(ctx: Context, ids: jax.Array, layout: Layout, clips: bool) -> tuple[jax.Array, jax.Array]:
     """The keys of the exchange with the table, operand 0, as `ids` in shape, and which ids are in bounds.
 
     Arguments:
@@ -85,7 +85,7 @@ def kind_of_keys(mode: GatherScatterMode) -> bool:
     return bool(mode == FILL)
 
 
-def lookup_local(ctx: Local, table: jax.Array, ids: jax.Array) -> list[jax.Array]:
+def lookup_local(ctx: Context, table: jax.Array, ids: jax.Array) -> list[jax.Array]:
     """The sparse exchange; of the devices of a sum one gives what stands for ids out of bounds."""
     layout, fills = ctx.operands[0], ctx.params["mode"] == FILL
     sums = layout.partial_axes("sum")
@@ -103,19 +103,19 @@ def lookup_local(ctx: Local, table: jax.Array, ids: jax.Array) -> list[jax.Array
     return [rows.reshape(*ids.shape, *table.shape[1:])]
 
 
-def lookup_communication(ctx: Local) -> Iterable[Communication]:
+def lookup_communication(ctx: Context) -> Iterable[Communication]:
     """What `lookup_local` sends in the first round."""
     return fetch_communication(
         _exchange(ctx), row_bytes(ctx, ctx.dtypes[0]), kind_of_keys(ctx.params["mode"])
     )
 
 
-def lookup_held(ctx: Local) -> float:
+def lookup_held(ctx: Context) -> float:
     """What `lookup_local` holds in its exchange."""
     return fetch_held(_exchange(ctx), row_bytes(ctx, ctx.dtypes[0]))
 
 
-def add_rows_local(ctx: Local, x: jax.Array, ids: jax.Array, rows: jax.Array) -> list[jax.Array]:
+def add_rows_local(ctx: Context, x: jax.Array, ids: jax.Array, rows: jax.Array) -> list[jax.Array]:
     """The sparse exchange; without one, each device adds to the rows that it has."""
     layout, mode = ctx.operands[0], ctx.params["mode"]
     if not layout.axes(0) and not any(map(ctx.operands[1].padded, range(ids.ndim))):
@@ -138,7 +138,7 @@ def add_rows_local(ctx: Local, x: jax.Array, ids: jax.Array, rows: jax.Array) ->
     return [deliver_rows(ctx, exchange, keys, rows, x, apply, additive)]
 
 
-def add_rows_communication(ctx: Local) -> Iterable[Communication]:
+def add_rows_communication(ctx: Context) -> Iterable[Communication]:
     """What `add_rows_local` sends in the first round."""
     mode = ctx.params["mode"]
     # With another mode adding makes other keys of the ids than reading.
@@ -146,7 +146,7 @@ def add_rows_communication(ctx: Local) -> Iterable[Communication]:
     return deliver_communication(_exchange(ctx), row_bytes(ctx, ctx.dtypes[0]), keys)
 
 
-def add_rows_held(ctx: Local) -> float:
+def add_rows_held(ctx: Context) -> float:
     """What `add_rows_local` holds in its exchange; without one it adds rows as they come."""
     exchange, additive = _exchange(ctx), may_add_one_by_one(ctx.dtypes[2])
     return deliver_held(exchange, row_bytes(ctx, ctx.dtypes[2]), additive) if legs(exchange) else 0.0

@@ -17,11 +17,11 @@ import numpy as np
 from jax import lax
 
 from sbp.communication.bits import identity_of
-from sbp.communication.protocol import Communication, Local
+from sbp.communication.protocol import Communication, Context
 from sbp.compat import core
 
 
-def _gather_communication(ctx: Local, dim: int, local_bytes: float, reason: str) -> Iterable[Communication]:
+def _gather_communication(ctx: Context, dim: int, local_bytes: float, reason: str) -> Iterable[Communication]:
     """The gathering of `local_bytes` from every device that holds a part of `dim`."""
     axes = ctx.operands[0].axes(dim)
     if axes:
@@ -30,7 +30,7 @@ def _gather_communication(ctx: Local, dim: int, local_bytes: float, reason: str)
         )
 
 
-def _bytes(ctx: Local, operand: int = 0) -> float:
+def _bytes(ctx: Context, operand: int = 0) -> float:
     """Bytes of an operand's shard."""
     layout = ctx.operands[operand]
     return math.prod(layout.local) * core.itemsize(ctx.dtypes[operand])
@@ -60,7 +60,7 @@ _ACCUMULATIONS = {
 }
 
 
-def cumulative_local(ctx: Local, x: jax.Array) -> list[jax.Array]:
+def cumulative_local(ctx: Context, x: jax.Array) -> list[jax.Array]:
     """A scan of the own rows, and the totals of the devices before."""
     dim, layout = ctx.params["axis"], ctx.operands[0]
     axes = layout.axes(dim)
@@ -77,7 +77,7 @@ def cumulative_local(ctx: Local, x: jax.Array) -> list[jax.Array]:
     return [how.add(how.total(jnp.where(before, totals, empty)), scanned)]
 
 
-def cumulative_communication(ctx: Local) -> Iterable[Communication]:
+def cumulative_communication(ctx: Context) -> Iterable[Communication]:
     """What `cumulative_local` sends: one row."""
     dim = ctx.params["axis"]
     rows = max(ctx.operands[0].local[dim], 1)
@@ -85,7 +85,7 @@ def cumulative_communication(ctx: Local) -> Iterable[Communication]:
     return _gather_communication(ctx, dim, _bytes(ctx) / rows, why)
 
 
-def arg_local(ctx: Local, x: jax.Array) -> list[jax.Array]:
+def arg_local(ctx: Context, x: jax.Array) -> list[jax.Array]:
     """The best of the own rows, then the best of all devices'; of equal ones the first, NaN before all."""
     (dim,), layout = ctx.params["axes"], ctx.operands[0]
     axes, dtype = layout.axes(dim), ctx.params["index_dtype"]
@@ -105,7 +105,7 @@ def arg_local(ctx: Local, x: jax.Array) -> list[jax.Array]:
     return [jnp.min(jnp.where(equal, positions, beyond), axis=0)]
 
 
-def arg_communication(ctx: Local) -> Iterable[Communication]:
+def arg_communication(ctx: Context) -> Iterable[Communication]:
     """What `arg_local` sends: values and their positions."""
     (dim,) = ctx.params["axes"]
     each = core.itemsize(ctx.dtypes[0]) + np.dtype(ctx.params["index_dtype"]).itemsize
@@ -120,7 +120,7 @@ def top_dim(params: Mapping[str, Any], ndim: int) -> int:
     return int(params.get("axis", -1)) % ndim
 
 
-def top_k_local(ctx: Local, x: jax.Array) -> list[jax.Array]:
+def top_k_local(ctx: Context, x: jax.Array) -> list[jax.Array]:
     """The largest of the own rows, then the largest of all devices'."""
     dim = top_dim(ctx.params, x.ndim)
     found = ctx.bind(x)
@@ -128,7 +128,7 @@ def top_k_local(ctx: Local, x: jax.Array) -> list[jax.Array]:
 
 
 def _best_of_all(
-    ctx: Local, found: Sequence[jax.Array], dim: int, choose: Callable[[jax.Array], list[jax.Array]]
+    ctx: Context, found: Sequence[jax.Array], dim: int, choose: Callable[[jax.Array], list[jax.Array]]
 ) -> list[jax.Array]:
     """The values that `choose` picks from what all devices have found, and their logical positions.
 
@@ -148,12 +148,12 @@ def _joined(x: jax.Array, dim: int) -> jax.Array:
     return x.reshape(*x.shape[:dim], -1, *x.shape[dim + 2 :])
 
 
-def top_k_communication(ctx: Local) -> Iterable[Communication]:
+def top_k_communication(ctx: Context) -> Iterable[Communication]:
     """What `top_k_local` sends."""
     return _best_communication(ctx, top_dim(ctx.params, len(ctx.operands[0].shape)))
 
 
-def _best_communication(ctx: Local, dim: int) -> Iterable[Communication]:
+def _best_communication(ctx: Context, dim: int) -> Iterable[Communication]:
     """The gathering of every device's best values, and of their positions, four bytes each."""
     found = math.prod(ctx.results[0].local)
     why = f"the largest along dim {dim} of each device are compared; it is split"
@@ -167,7 +167,7 @@ def approx_dim(params: Mapping[str, Any], ndim: int) -> int:
     return int(params["reduction_dimension"]) % ndim
 
 
-def approx_local(ctx: Local, x: jax.Array) -> list[jax.Array]:
+def approx_local(ctx: Context, x: jax.Array) -> list[jax.Array]:
     """The shards look for their best as parts of the whole, whose size decides how closely; then exactly."""
     dim, layout = approx_dim(ctx.params, x.ndim), ctx.operands[0]
     if not layout.axes(dim):
@@ -178,6 +178,6 @@ def approx_local(ctx: Local, x: jax.Array) -> list[jax.Array]:
     return _best_of_all(ctx, found, dim, lambda many: ctx.bind(many, **exactly))
 
 
-def approx_communication(ctx: Local) -> Iterable[Communication]:
+def approx_communication(ctx: Context) -> Iterable[Communication]:
     """What `approx_local` sends."""
     return _best_communication(ctx, approx_dim(ctx.params, len(ctx.operands[0].shape)))

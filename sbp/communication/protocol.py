@@ -1,4 +1,4 @@
-"""The protocol: `Local`, through which a body sends, and `Communication`, what a rule declares of it.
+"""The protocol: `Context`, through which a body sends, and `Communication`, what a rule declares of it.
 
 docs/communication.md explains both, method by method.
 
@@ -56,7 +56,7 @@ class Communication:
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class Context:
     """One op on one device, with the layouts of its operands and results.
 
     Arguments:

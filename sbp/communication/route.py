@@ -25,7 +25,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from sbp.communication.extents import Coords, Extent, coordinates_along, own_entry, slice_rows
-from sbp.communication.protocol import Communication, Local
+from sbp.communication.protocol import Communication, Context
 from sbp.communication.route_sides import Side, SideRun
 from sbp.compat import core
 from sbp.compat.exact_keys import key_of
@@ -244,7 +244,7 @@ def route_pays(found: Route, operands: Sequence[Side], results: Sequence[Side]) 
     return few and found.sent <= gathered
 
 
-def keep_every(ctx: Local, x: jax.Array, dim: int, base: Extent, start: int, step: int) -> jax.Array:
+def keep_every(ctx: Context, x: jax.Array, dim: int, base: Extent, start: int, step: int) -> jax.Array:
     """The rows of a shard that a slice keeps, one after the other; behind them stands anything."""
     if step == 1:
         return x
@@ -257,7 +257,7 @@ def keep_every(ctx: Local, x: jax.Array, dim: int, base: Extent, start: int, ste
 
 
 def along_route(
-    ctx: Local, xs: Sequence[jax.Array], dim: int, way: Route, fill: ArrayLike | None = None
+    ctx: Context, xs: Sequence[jax.Array], dim: int, way: Route, fill: ArrayLike | None = None
 ) -> jax.Array:
     """The rows of all results, one result after the other, along `dim`.
 
@@ -277,14 +277,14 @@ def along_route(
     return out
 
 
-def _received(ctx: Local, wide: jax.Array, dim: int, way: Route, layer: Layer) -> jax.Array:
+def _received(ctx: Context, wide: jax.Array, dim: int, way: Route, layer: Layer) -> jax.Array:
     """The piece that a layer brings to this device."""
     piece = slice_rows(wide, own_entry(ctx, way.axes, layer.sends), layer.rows, dim)
     return ctx.permuted(piece, way.axes, layer.pairs)
 
 
 def _placed(
-    ctx: Local,
+    ctx: Context,
     out: jax.Array | None,
     got: jax.Array,
     dim: int,
@@ -319,7 +319,7 @@ def _widths(ndim: int, dim: int, low: int, high: int) -> list[tuple[int, int, in
 
 
 def route_communication(
-    ctx: Local, ways: Mapping[int, Route], shape: Sequence[int], plain: bool
+    ctx: Context, ways: Mapping[int, Route], shape: Sequence[int], plain: bool
 ) -> Iterable[Communication]:
     """The exchanges along each dim, one after the other: the later ones are as wide as the earlier made them.
 

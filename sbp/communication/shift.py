@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from sbp.communication.extents import Extent, coordinates_along, extent, own_entry, slice_rows
-from sbp.communication.protocol import Communication, Local
+from sbp.communication.protocol import Communication, Context
 from sbp.communication.route import Route, along_route, find_route, keep_every, route_communication
 from sbp.communication.route_sides import Side, SideRun, held, held_reversed, needed
 from sbp.layout import Layout
@@ -41,7 +41,7 @@ def slice_sides(
     return (held(base, start, step),), (needed(out, 0, partial),)
 
 
-def _slice_routes(ctx: Local) -> dict[int, Route]:
+def _slice_routes(ctx: Context) -> dict[int, Route]:
     """The dims that are cut and split, each with its route."""
     (base,), (out,) = ctx.operands, ctx.results
     found = {}
@@ -53,7 +53,7 @@ def _slice_routes(ctx: Local) -> dict[int, Route]:
     return found
 
 
-def slice_local(ctx: Local, x: jax.Array) -> list[jax.Array]:
+def slice_local(ctx: Context, x: jax.Array) -> list[jax.Array]:
     """Dims that are not split first; one that is taken whole keeps its local size."""
     (base,), (out,), ways = ctx.operands, ctx.results, _slice_routes(ctx)
     starts, limits, strides = [], [], []
@@ -71,7 +71,7 @@ def slice_local(ctx: Local, x: jax.Array) -> list[jax.Array]:
     return [x]
 
 
-def slice_communication(ctx: Local) -> Iterable[Communication]:
+def slice_communication(ctx: Context) -> Iterable[Communication]:
     """What `slice_local` sends."""
     (base,), (out,), ways = ctx.operands, ctx.results, _slice_routes(ctx)
     shape = [n if d in ways else m for d, (n, m) in enumerate(zip(base.local, out.local, strict=True))]
@@ -121,7 +121,7 @@ def _padding(base: Extent, out: Extent, low: int, between: int) -> _Padding:
     )
 
 
-def _paddings(ctx: Local) -> dict[int, _Padding]:
+def _paddings(ctx: Context) -> dict[int, _Padding]:
     """The dims that are padded and split."""
     base, out = ctx.operands[0], ctx.results[0]
     return {
@@ -131,7 +131,7 @@ def _paddings(ctx: Local) -> dict[int, _Padding]:
     }
 
 
-def _nothing_left(ctx: Local) -> bool:
+def _nothing_left(ctx: Context) -> bool:
     """Whether negative paddings cut the whole operand away."""
     sizes = zip(ctx.params["padding_config"], ctx.operands[0].shape, ctx.results[0].shape, strict=True)
     for (low, _, between), n, m in sizes:
@@ -141,7 +141,7 @@ def _nothing_left(ctx: Local) -> bool:
     return False
 
 
-def pad_local(ctx: Local, x: jax.Array, value: jax.Array) -> list[jax.Array]:
+def pad_local(ctx: Context, x: jax.Array, value: jax.Array) -> list[jax.Array]:
     """The rows that a device pads come to it; then it pads them."""
     if _nothing_left(ctx):
         return [jnp.broadcast_to(value, ctx.results[0].local)]
@@ -155,7 +155,7 @@ def pad_local(ctx: Local, x: jax.Array, value: jax.Array) -> list[jax.Array]:
     return [x]
 
 
-def pad_communication(ctx: Local) -> Iterable[Communication]:
+def pad_communication(ctx: Context) -> Iterable[Communication]:
     """What `pad_local` sends."""
     ways = {} if _nothing_left(ctx) else {d: p.way for d, p in _paddings(ctx).items()}
     return route_communication(ctx, ways, ctx.operands[0].local, True)
@@ -168,7 +168,7 @@ def joined_sides(parts: tuple[Extent, ...], out: Extent) -> tuple[tuple[Side, ..
     return tuple(held(p, -int(e)) for p, e in zip(parts, ends[:-1], strict=True)), (needed(out),)
 
 
-def _joined_route(ctx: Local) -> Route | None:
+def _joined_route(ctx: Context) -> Route | None:
     """The route of a concatenation; None if the joined dim is whole."""
     dim = int(ctx.params["dimension"])
     if not ctx.results[0].axes(dim):
@@ -176,13 +176,13 @@ def _joined_route(ctx: Local) -> Route | None:
     return find_route(*joined_sides(tuple(extent(x, dim) for x in ctx.operands), extent(ctx.results[0], dim)))
 
 
-def concatenate_local(ctx: Local, *xs: jax.Array) -> list[jax.Array]:
+def concatenate_local(ctx: Context, *xs: jax.Array) -> list[jax.Array]:
     """The rows of all operands along one route, or each device's own, where the dim is whole."""
     way = _joined_route(ctx)
     return ctx.bind(*xs) if way is None else [along_route(ctx, xs, int(ctx.params["dimension"]), way)]
 
 
-def concatenate_communication(ctx: Local) -> Iterable[Communication]:
+def concatenate_communication(ctx: Context) -> Iterable[Communication]:
     """What `concatenate_local` sends."""
     way, dim = _joined_route(ctx), int(ctx.params["dimension"])
     return route_communication(ctx, {} if way is None else {dim: way}, ctx.results[0].local, False)
@@ -198,7 +198,7 @@ def split_sides(
     return (held(base),), tuple(needed(part, int(end), axes) for part, end, axes in each)
 
 
-def _split_route(ctx: Local) -> Route | None:
+def _split_route(ctx: Context) -> Route | None:
     """The route of a split; None if the cut dim is whole."""
     dim, base = int(ctx.params["axis"]), ctx.operands[0]
     if not base.axes(dim):
@@ -207,7 +207,7 @@ def _split_route(ctx: Local) -> Route | None:
     return find_route(*split_sides(extent(base, dim), tuple(extent(r, dim) for r in ctx.results), partial))
 
 
-def split_local(ctx: Local, x: jax.Array) -> list[jax.Array]:
+def split_local(ctx: Context, x: jax.Array) -> list[jax.Array]:
     """The rows of all results along one route; then each device cuts what it has."""
     way, dim = _split_route(ctx), int(ctx.params["axis"])
     if way is None:
@@ -217,7 +217,7 @@ def split_local(ctx: Local, x: jax.Array) -> list[jax.Array]:
     return ctx.bind(x, sizes=tuple(r.local[dim] for r in ctx.results))
 
 
-def split_communication(ctx: Local) -> Iterable[Communication]:
+def split_communication(ctx: Context) -> Iterable[Communication]:
     """What `split_local` sends."""
     way = _split_route(ctx)
     dim = int(ctx.params["axis"])
@@ -230,14 +230,14 @@ def reversed_sides(base: Extent) -> tuple[tuple[Side], tuple[Side]]:
     return (held_reversed(base),), (needed(base),)
 
 
-def _reversed_routes(ctx: Local) -> dict[int, Route]:
+def _reversed_routes(ctx: Context) -> dict[int, Route]:
     """The dims that are turned and split, each with its route."""
     base = ctx.operands[0]
     gone = sorted(map(int, ctx.params["dimensions"]))
     return {d: find_route(*reversed_sides(extent(base, d))) for d in gone if base.axes(d)}
 
 
-def rev_local(ctx: Local, x: jax.Array) -> list[jax.Array]:
+def rev_local(ctx: Context, x: jax.Array) -> list[jax.Array]:
     """Every device turns its own rows, and sends them to where they stand then."""
     (x,) = ctx.bind(x)
     for d, way in _reversed_routes(ctx).items():
@@ -245,6 +245,6 @@ def rev_local(ctx: Local, x: jax.Array) -> list[jax.Array]:
     return [x]
 
 
-def rev_communication(ctx: Local) -> Iterable[Communication]:
+def rev_communication(ctx: Context) -> Iterable[Communication]:
     """What `rev_local` sends."""
     return route_communication(ctx, _reversed_routes(ctx), ctx.operands[0].local, False)

@@ -18,7 +18,7 @@ from jax.lax import GatherScatterMode
 from sbp.communication.delivery import deliver_rows, may_add_one_by_one
 from sbp.communication.legs import Exchange, legs
 from sbp.communication.lookups import exchange_along, keys_of, kind_of_keys, row_bytes
-from sbp.communication.protocol import Communication, Local
+from sbp.communication.protocol import Communication, Context
 from sbp.communication.wire import deliver_communication, deliver_held
 from sbp.compat import core
 from sbp.compat.untyped import optimization_barrier
@@ -48,7 +48,7 @@ class _Step:
       lines: which of those have a line per row of the table.
     """
 
-    ctx: Local
+    ctx: Context
     old: Sequence[jax.Array]
     lines: Sequence[bool]
 
@@ -101,13 +101,13 @@ class _Step:
         return self.ctx.maximum(flags.astype(np.int32), axes) > 0 if axes else flags
 
 
-def _column_axes(ctx: Local) -> tuple[int, ...]:
+def _column_axes(ctx: Context) -> tuple[int, ...]:
     """The axes that split the table by columns."""
     table = ctx.operands[0]
     return tuple(sorted({a for d in range(1, len(table.shape)) for a in table.axes(d)}))
 
 
-def update_local(ctx: Local, table: jax.Array, *rest: jax.Array) -> list[jax.Array]:
+def update_local(ctx: Context, table: jax.Array, *rest: jax.Array) -> list[jax.Array]:
     """Sums by key go to the owners of the rows, which update them in place.
 
     Where devices have the same rows but ids of their own, sums of the gradient make it the same on all of
@@ -137,7 +137,7 @@ def update_local(ctx: Local, table: jax.Array, *rest: jax.Array) -> list[jax.Arr
 
 
 def _keys_and_rows(
-    ctx: Local, ids: jax.Array, layout: Layout, rows: jax.Array, mode: GatherScatterMode
+    ctx: Context, ids: jax.Array, layout: Layout, rows: jax.Array, mode: GatherScatterMode
 ) -> tuple[jax.Array, jax.Array]:
     """The keys of a lookup, and its rows.
 
@@ -151,24 +151,24 @@ def _keys_and_rows(
     return keys.reshape(-1), rows
 
 
-def _split_axes(ctx: Local) -> set[int]:
+def _split_axes(ctx: Context) -> set[int]:
     """The axes that split ids of some lookup."""
     n = len(ctx.params["modes"])
     return {a for i in ctx.operands[-2 * n : -n] for d in range(len(i.shape)) for a in i.axes(d)}
 
 
-def _copied_axes(ctx: Local) -> tuple[int, ...]:
+def _copied_axes(ctx: Context) -> tuple[int, ...]:
     """The axes along which devices have the same rows, and ids of their own: they add up a gradient."""
     return tuple(sorted(_split_axes(ctx) - set(ctx.operands[0].axes(0))))
 
 
-def _additive(ctx: Local) -> bool:
+def _additive(ctx: Context) -> bool:
     """Whether addends of a row may be applied one by one."""
     apart = may_add_one_by_one(ctx.dtypes[0]) and may_add_one_by_one(ctx.dtypes[-1])
     return bool(ctx.params["additive"]) and apart and not _copied_axes(ctx)
 
 
-def _exchange(ctx: Local) -> Exchange:
+def _exchange(ctx: Context) -> Exchange:
     """How keys and rows of all lookups together travel."""
     table, n = ctx.operands[0], len(ctx.params["modes"])
     ids, split = ctx.operands[-2 * n : -n], _split_axes(ctx)
@@ -177,7 +177,7 @@ def _exchange(ctx: Local) -> Exchange:
     return exchange_along(ctx, [] if at_home else [a for a in table.axes(0) if a in split], ids)
 
 
-def update_communication(ctx: Local) -> Iterable[Communication]:
+def update_communication(ctx: Context) -> Iterable[Communication]:
     """The exchange, and where the table is split by columns a flag per row."""
     exchange, n = _exchange(ctx), len(ctx.params["modes"])
     local, dtype = ctx.operands[0].local, ctx.dtypes[-1]
@@ -203,7 +203,7 @@ def update_communication(ctx: Local) -> Iterable[Communication]:
         yield Communication("all_reduce", axes, wire_bytes, first + n, why)
 
 
-def update_held(ctx: Local) -> float:
+def update_held(ctx: Context) -> float:
     """What the exchange holds, and a gradient of the size of the shard where devices add up one."""
     copied = _copied_axes(ctx)
     grad = math.prod(ctx.operands[0].local) * core.itemsize(ctx.dtypes[-1]) if copied else 0

@@ -24,7 +24,7 @@ from sbp.communication.halo import (
     with_halo,
     without_surplus,
 )
-from sbp.communication.protocol import Communication, Local
+from sbp.communication.protocol import Communication, Context
 
 
 def _window(params: Mapping[str, Any], dim: int) -> Window:
@@ -47,7 +47,7 @@ def window_slide(params: Mapping[str, Any], dim: int, base: Extent, out: Extent)
     return slide(base, taps, out, _window(params, dim))
 
 
-def _slides(ctx: Local) -> dict[int, Slide]:
+def _slides(ctx: Context) -> dict[int, Slide]:
     """The dims that are split and along which windows move."""
     base, out = ctx.operands[0], ctx.results[0]
     every = {
@@ -62,10 +62,10 @@ def windowed(fills: Callable[..., Sequence[ArrayLike | None]]) -> Callable[..., 
     """A body that extends the operands by their halos.
 
     Arguments:
-      fills: of a `Local` and the operands: what the op pads each of those that are windowed with.
+      fills: of a `Context` and the operands: what the op pads each of those that are windowed with.
     """
 
-    def body(ctx: Local, *args: jax.Array) -> list[jax.Array]:
+    def body(ctx: Context, *args: jax.Array) -> list[jax.Array]:
         slides, padding, wide = _slides(ctx), list(ctx.params["padding"]), list(args)
         for d, s in slides.items():
             padding[d] = s.padding
@@ -76,7 +76,7 @@ def windowed(fills: Callable[..., Sequence[ArrayLike | None]]) -> Callable[..., 
     return body
 
 
-def window_communication(ctx: Local) -> Iterable[Communication]:
+def window_communication(ctx: Context) -> Iterable[Communication]:
     """What `windowed` bodies send; the windowed operands are as many as have the shape of the first."""
     halos = {d: s.halo for d, s in _slides(ctx).items()}
     for i, layout in enumerate(ctx.operands):
@@ -84,7 +84,7 @@ def window_communication(ctx: Local) -> Iterable[Communication]:
             yield from halo_communication(ctx, i, halos)
 
 
-def never_selected(ctx: Local, x: jax.Array) -> NDArray[Any]:
+def never_selected(ctx: Context, x: jax.Array) -> NDArray[Any]:
     """The number that a window which selects one of its elements never selects."""
     return identity_of("max" if ctx.params["select_prim"].name == "ge" else "min", x.dtype)
 
@@ -95,7 +95,7 @@ def scatter_along(params: Mapping[str, Any], dim: int, source: Extent, operand: 
     return scatter_windows(source, operand, taps, stride, params["padding"][dim][0])
 
 
-def _scatters(ctx: Local) -> dict[int, WindowScatter]:
+def _scatters(ctx: Context) -> dict[int, WindowScatter]:
     """The dims that are split and along which windows scatter."""
     source, operand = ctx.operands
     return {
@@ -105,7 +105,7 @@ def _scatters(ctx: Local) -> dict[int, WindowScatter]:
     }
 
 
-def window_scatter_local(ctx: Local, source: jax.Array, operand: jax.Array) -> list[jax.Array]:
+def window_scatter_local(ctx: Context, source: jax.Array, operand: jax.Array) -> list[jax.Array]:
     """Every window that touches the own rows, and of what they scatter the own rows."""
     scatters, padding, never = _scatters(ctx), list(ctx.params["padding"]), never_selected(ctx, operand)
     for d, s in scatters.items():
@@ -120,7 +120,7 @@ def window_scatter_local(ctx: Local, source: jax.Array, operand: jax.Array) -> l
     return [out]
 
 
-def window_scatter_communication(ctx: Local) -> Iterable[Communication]:
+def window_scatter_communication(ctx: Context) -> Iterable[Communication]:
     """What `window_scatter_local` sends."""
     scatters = _scatters(ctx)
     yield from halo_communication(ctx, 0, {d: s.source for d, s in scatters.items()})

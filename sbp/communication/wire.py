@@ -13,7 +13,7 @@ from jax import lax
 
 from sbp.communication.keys import KEY_BYTES
 from sbp.communication.legs import Exchange, Leg, exchange_axes, legs
-from sbp.communication.protocol import Communication, Local
+from sbp.communication.protocol import Communication, Context
 from sbp.compat import core
 from sbp.compat.untyped import DType, finfo
 
@@ -39,7 +39,7 @@ def overflows(dtype: DType, wire: str | None) -> bool:
     return bool(narrow != dtype and finfo(narrow).maxexp < finfo(dtype).maxexp)
 
 
-def send_rows(ctx: Local, rows: jax.Array, leg: Leg, wire: str | None) -> jax.Array:
+def send_rows(ctx: Context, rows: jax.Array, leg: Leg, wire: str | None) -> jax.Array:
     """Rows `[group, ...]`, line i to the device at position i, whose line for this one becomes line i.
 
     Short floats travel as integers: XLA would widen them on CPU, and send twice the bytes.

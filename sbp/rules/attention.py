@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sbp.communication.protocol import Local
+from sbp.communication.protocol import Context
 from sbp.compat.ops import run_attention
 from sbp.rules.entry import Matmul, Op, Row
 from sbp.rules.factors import Letters, split_rows
@@ -168,7 +168,7 @@ def _whole(params: Mapping[str, Any]) -> str:
     return "slopes go by the number of the head" if params["mask_type"].name == "ALIBI" else ""
 
 
-def _taken(ctx: Local) -> int | None:
+def _taken(ctx: Context) -> int | None:
     """How many heads of keys the queries of a device meet, if it has more of them."""
     dim = _heads_dim(ctx.params)
     query, key = ctx.operands[QUERY], ctx.operands[KEY]
@@ -177,7 +177,7 @@ def _taken(ctx: Local) -> int | None:
     return max(1, query.local[dim] * key.shape[dim] // query.shape[dim])
 
 
-def _local(ctx: Local, *args: jax.Array) -> list[jax.Array]:
+def _local(ctx: Context, *args: jax.Array) -> list[jax.Array]:
     """Padding is zero, since gradients of a bias are summed up over it; and of length 1, so that none is read
     where no memory is."""
     args = tuple(
@@ -203,7 +203,7 @@ def _local(ctx: Local, *args: jax.Array) -> list[jax.Array]:
     return results
 
 
-def _backward_held(ctx: Local) -> float:
+def _backward_held(ctx: Context) -> float:
     """A float32 sum of the queries' gradient, and one of the gradient by the result per query and head: the
     workspace of cuDNN (`dQ_accum`, `softmax_sum` in cudnn-frontend). The scores are nowhere."""
     *rows, width = ctx.operands[QUERY].local
@@ -219,7 +219,7 @@ def _rows(op: Op) -> list[Row]:
     return [] if _whole(op.params) else list(Attention(op).rows())
 
 
-@rule("dot_product_attention_fwd_wrapper", local=_local, matmul=attention_matmul, whole=_whole, note=NOTE)
+@rule("dot_product_attention_fwd_wrapper", body=_local, matmul=attention_matmul, whole=_whole, note=NOTE)
 def forward(op: Op) -> list[Row]:
     """Batch, heads, and queries where there is no mask."""
     return _rows(op)
@@ -227,7 +227,7 @@ def forward(op: Op) -> list[Row]:
 
 @rule(
     "dot_product_attention_bwd_wrapper",
-    local=_local,
+    body=_local,
     matmul=attention_matmul,
     held=_backward_held,
     whole=_whole,

@@ -109,7 +109,7 @@ def text_problems(
     letters, made = _letters(left), [set(part.split()) - {"_"} for part in right.split(",")]
     for letter in sorted(set().union(*made) - letters) if not own_body else ():
         why = f"nothing says which part of {letter!r} a device makes: no operand has it"
-        fix = "`_` for a dim that is made whole, or a body of your own: local="
+        fix = "`_` for a dim that is made whole, or a body of your own: body="
         yield Problem("rule", where, repr(text), "letters of the operands in the results", why, fix)
     lost = sorted(k for k in letters if any(k not in part for part in made))
     for letter, how in reduced.items():

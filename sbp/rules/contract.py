@@ -10,7 +10,7 @@ from jax import lax
 from sbp.communication.convolution import conv_communication, conv_dims, conv_local, conv_windows
 from sbp.communication.extents import Extent
 from sbp.communication.halo import Window, halos_pay, slide
-from sbp.communication.protocol import Local
+from sbp.communication.protocol import Context
 from sbp.rules.elementwise import sums_pass
 from sbp.rules.entry import Matmul, Op, Row
 from sbp.rules.factors import Letters, factors
@@ -46,7 +46,7 @@ def _linear(op: Op) -> tuple[int, ...]:
     return tuple(i for i in (0, 1) if not jnp.issubdtype(out, jnp.integer) or sums_pass(op.dtypes[i], out))
 
 
-def _dot_local(ctx: Local, lhs: jax.Array, rhs: jax.Array) -> list[jax.Array]:
+def _dot_local(ctx: Context, lhs: jax.Array, rhs: jax.Array) -> list[jax.Array]:
     """Padding of a contracted dim must be zero on BOTH sides: zero times NaN is NaN."""
     (lc, rc), batch = ctx.params["dimension_numbers"]
     contracted = in_their_order(lc, rc)
@@ -84,7 +84,7 @@ def _dot_matmul(op: Op) -> Matmul:
     return Matmul(b, m, n, k, op.dtypes[:2], _is_exact(op))
 
 
-@rule("dot_general", local=_dot_local, matmul=_dot_matmul)
+@rule("dot_general", body=_dot_local, matmul=_dot_matmul)
 def dot_general(op: Op) -> list[Row]:
     """Batch and free dims split; a contracted dim split on both sides leaves a sum; linear in each side."""
     operands, results, reduced = _dot_letters(op)
@@ -132,7 +132,7 @@ def _slide_pays(base: Extent, taps: Extent, out: Extent, window: Window) -> bool
 
 @rule(
     "conv_general_dilated",
-    local=conv_local,
+    body=conv_local,
     matmul=_conv_matmul,
     communication=conv_communication,
     note="spatial dims with an exchange of halos",
@@ -185,14 +185,14 @@ def _ragged_letters(op: Op) -> tuple[Letters, Letters, Letters]:
     return tuple(left), tuple(right), (*by_group, *(left[d] for d in lb), *free)
 
 
-def _ragged_local(ctx: Local, lhs: jax.Array, rhs: jax.Array, *sizes: jax.Array) -> list[jax.Array]:
+def _ragged_local(ctx: Context, lhs: jax.Array, rhs: jax.Array, *sizes: jax.Array) -> list[jax.Array]:
     """Padding of a contracted dim must be zero on both sides."""
     (lc, rc), _ = ctx.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
     lhs, rhs = ctx.mask(lhs, ctx.operands[0], lc, 0), ctx.mask(rhs, ctx.operands[1], rc, 0)
     return ctx.bind(lhs, rhs, *sizes)
 
 
-@rule("ragged_dot_general", local=_ragged_local, matmul=_ragged_matmul, note="ragged dims are whole")
+@rule("ragged_dot_general", body=_ragged_local, matmul=_ragged_matmul, note="ragged dims are whole")
 def ragged_dot(op: Op) -> list[Row]:
     """Contracted, batch and free dims that are not ragged; linear in each side."""
     left, right, result = _ragged_letters(op)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from sbp.communication.protocol import Communication, Local
+from sbp.communication.protocol import Communication, Context
 from sbp.compat import core
 from sbp.compat.untyped import DType, PyTree
 from sbp.signature import B, P, Signature
@@ -105,13 +105,13 @@ class Matmul:
 
 
 Rows: TypeAlias = Callable[[Op], Iterable[Row]]
-LocalBody: TypeAlias = Callable[..., Sequence[jax.Array]]
+OpBody: TypeAlias = Callable[..., Sequence[jax.Array]]
 Flops: TypeAlias = Callable[[Op], float]
 Traffic: TypeAlias = Callable[[Op], float]
 Matmuls: TypeAlias = Callable[[Op], Matmul]
 RowIds: TypeAlias = Callable[[Mapping[str, Any], int], Sequence[int]]
-Talks: TypeAlias = Callable[[Local], Iterable[Communication]]
-Held: TypeAlias = Callable[[Local], float]
+Talks: TypeAlias = Callable[[Context], Iterable[Communication]]
+Held: TypeAlias = Callable[[Context], float]
 WhyWhole: TypeAlias = Callable[[Mapping[str, Any]], str]
 
 
@@ -149,7 +149,7 @@ class Rule:
     Arguments:
       name: the primitive's name.
       rows: the valid 1-D signatures of an application; all B is always valid and need not be listed.
-      local: the body that runs on the shards; None binds the same primitive to them.
+      body: the body that runs on the shards; None binds the same primitive to them.
       flops: of an application with local shapes.
       traffic: bytes that it reads and writes, with local shapes.
       matmul: the products of matrices that it computes, if its work is that; other work runs on vector units.
@@ -174,7 +174,7 @@ class Rule:
 
     name: str
     rows: Rows
-    local: LocalBody | None = None
+    body: OpBody | None = None
     flops: Flops = element_flops
     matmul: Matmuls | None = None
     fused: bool = False

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import jax
 
-from sbp.communication.protocol import Local
+from sbp.communication.protocol import Context
 from sbp.errors import Problem, RuleError
 from sbp.rules.entry import Op, Row
 from sbp.signature import PARTIAL_OPS, B, P, Partial, Signature, Split
@@ -180,7 +180,7 @@ class Spec:
         even |= {k: v for k, v in self.reduced.items() if sizes.get(k, 1) % op.group == 0}
         return factors(op, operands, results, reduced=even, linear=self.linear)
 
-    def masked(self, ctx: Local, *args: jax.Array) -> list[jax.Array]:
+    def masked(self, ctx: Context, *args: jax.Array) -> list[jax.Array]:
         """The shards, zeros for the padding of reduced letters in all of them: zero times NaN is NaN."""
         dims = ([d for d, c in enumerate(letters) if c in self.neutral] for letters in self.letters[0])
         return [ctx.mask(x, at, d, 0) for x, at, d in zip(args, ctx.operands, dims, strict=True)]

@@ -63,7 +63,7 @@ def _lookup_dims(op: Op, index_map: Sequence[int], removed: Sequence[int]) -> li
 
 @rule(
     "gather",
-    local=gather_local,
+    body=gather_local,
     flops=lambda op: math.prod(op.results[0]),
     traffic=row_traffic(),
 )
@@ -132,7 +132,7 @@ def _two_per_row(op: Op) -> float:
 
 # What is done where updates meet stands in the names, but for "scatter".
 _scattering = partial(
-    rule, local=scatter_local, flops=_two_per_row, traffic=row_traffic(2), functions=("update_jaxpr",)
+    rule, body=scatter_local, flops=_two_per_row, traffic=row_traffic(2), functions=("update_jaxpr",)
 )
 
 

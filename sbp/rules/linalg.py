@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import jax
 
-from sbp.communication.protocol import Local
+from sbp.communication.protocol import Context
 from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, factors
 from sbp.rules.registry import rule
@@ -47,14 +47,14 @@ def _fft_flops(op: Op) -> float:
     return 5.0 * math.log2(max(size, 2)) * max(math.prod(s) for s in (*op.shapes, *op.results))
 
 
-def _fft_local(ctx: Local, x: jax.Array) -> list[jax.Array]:
+def _fft_local(ctx: Context, x: jax.Array) -> list[jax.Array]:
     """One batch dim: of several, XLA on CPUs may lay out a gathered result as its own transform refuses."""
     batch = x.shape[: x.ndim - len(ctx.params["fft_lengths"])]
     (y,) = ctx.bind(x.reshape(math.prod(batch), *x.shape[len(batch) :]))
     return [y.reshape(*batch, *y.shape[1:])]
 
 
-@rule("fft", local=_fft_local, flops=_fft_flops, note="transformed dims are whole")
+@rule("fft", body=_fft_local, flops=_fft_flops, note="transformed dims are whole")
 def fft(op: Op) -> list[Row]:
     """The dims before the transformed ones; additive."""
     operands, results = _batched(op, len(op.params["fft_lengths"]))

@@ -117,7 +117,7 @@ def _exchanged_dims(op: Op) -> list[int]:
 
 @rule(
     "sbp_lookup",
-    local=lookup_local,
+    body=lookup_local,
     communication=lookup_communication,
     held=lookup_held,
     traffic=row_traffic(),
@@ -146,7 +146,7 @@ def _split_ids(op: Op) -> Iterable[Row]:
 
 @rule(
     "sbp_add_rows",
-    local=add_rows_local,
+    body=add_rows_local,
     communication=add_rows_communication,
     held=add_rows_held,
     traffic=row_traffic(2),

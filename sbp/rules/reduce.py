@@ -14,7 +14,7 @@ import numpy as np
 
 from sbp.communication import ordered
 from sbp.communication.bits import identity_of
-from sbp.communication.protocol import Local
+from sbp.communication.protocol import Context
 from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, additive_row, factors
 from sbp.rules.registry import rule
@@ -37,14 +37,14 @@ def _reduced(operand: Letters, how: str) -> dict[str, str]:
     return {name: how for name in operand if name is not None and name[0] == "r"}
 
 
-def _masked(ctx: Local, x: jax.Array) -> list[jax.Array]:
+def _masked(ctx: Context, x: jax.Array) -> list[jax.Array]:
     """Padding of a reduced dim becomes the reduction's identity."""
     how = ctx.primitive.name.removeprefix("reduce_")
     fill = identity_of(how, x.dtype)
     return ctx.bind(ctx.mask(x, ctx.operands[0], ctx.params["axes"], fill))
 
 
-@rule("reduce_sum", local=_masked, layout=True, flops=_operand_flops)
+@rule("reduce_sum", body=_masked, layout=True, flops=_operand_flops)
 def reduce_sum(op: Op) -> list[Row]:
     """A split reduced dim leaves a sum; additive."""
     operand, result = _letters(op, op.params["axes"])
@@ -58,7 +58,7 @@ def reduce_sum(op: Op) -> list[Row]:
     "reduce_and",
     "reduce_or",
     "reduce_xor",
-    local=_masked,
+    body=_masked,
     flops=_operand_flops,
 )
 def reduce_joined(op: Op) -> list[Row]:
@@ -90,21 +90,21 @@ def _cumulative_rows(op: Op) -> list[Row]:
     return [*factors(op, operands, results), *carried]
 
 
-@rule("cumsum", local=ordered.cumulative_local, communication=ordered.cumulative_communication)
+@rule("cumsum", body=ordered.cumulative_local, communication=ordered.cumulative_communication)
 def cumsum(op: Op) -> list[Row]:
     """Every dim, the accumulated one with a carry; additive."""
     return [*_cumulative_rows(op), additive_row(1, 1, (0,))]
 
 
 @rule(
-    "cumprod", "cumlogsumexp", local=ordered.cumulative_local, communication=ordered.cumulative_communication
+    "cumprod", "cumlogsumexp", body=ordered.cumulative_local, communication=ordered.cumulative_communication
 )
 def cumulative(op: Op) -> list[Row]:
     """Every dim, the accumulated one with a carry."""
     return _cumulative_rows(op)
 
 
-@rule("cummax", "cummin", local=ordered.cumulative_local, communication=ordered.cumulative_communication)
+@rule("cummax", "cummin", body=ordered.cumulative_local, communication=ordered.cumulative_communication)
 def cumulative_extremum(op: Op) -> list[Row]:
     """Every dim, the accumulated one with a carry; maxima of maxima pass."""
     same = Partial(op.name.removeprefix("cum"))
@@ -112,7 +112,7 @@ def cumulative_extremum(op: Op) -> list[Row]:
 
 
 @rule(
-    "argmax", "argmin", flops=_operand_flops, local=ordered.arg_local, communication=ordered.arg_communication
+    "argmax", "argmin", flops=_operand_flops, body=ordered.arg_local, communication=ordered.arg_communication
 )
 def arg_extremum(op: Op) -> list[Row]:
     """Every dim; the searched one with a comparison of what the devices found."""
@@ -145,7 +145,7 @@ def _top_rows(op: Op, dim: int) -> list[Row]:
 @rule(
     "top_k",
     flops=lambda op: 16 * _operand_flops(op),
-    local=ordered.top_k_local,
+    body=ordered.top_k_local,
     communication=ordered.top_k_communication,
 )
 def top_k(op: Op) -> list[Row]:
@@ -156,7 +156,7 @@ def top_k(op: Op) -> list[Row]:
 @rule(
     "approx_top_k",
     flops=lambda op: 16 * _operand_flops(op),
-    local=ordered.approx_local,
+    body=ordered.approx_local,
     communication=ordered.approx_communication,
 )
 def approx_top_k(op: Op) -> list[Row]:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sbp.communication.protocol import Local
+from sbp.communication.protocol import Context
 from sbp.compat import core
 from sbp.compat.core import Primitive
 from sbp.compat.untyped import DType, PyTree
@@ -16,9 +16,9 @@ from sbp.rules.checks import checked_rows, text_problems
 from sbp.rules.entry import (
     Flops,
     Held,
-    LocalBody,
     Matmuls,
     Op,
+    OpBody,
     Row,
     RowIds,
     Rows,
@@ -102,7 +102,7 @@ def lookup(name: str) -> Rule | None:
 
 def rule(
     *names: str,
-    local: LocalBody | None = None,
+    body: OpBody | None = None,
     flops: Flops | None = None,
     matmul: Matmuls | None = None,
     fused: bool = False,
@@ -126,7 +126,7 @@ def rule(
                 Rule(
                     name=name,
                     rows=rows,
-                    local=local,
+                    body=body,
                     flops=flops or _flops_of(matmul),
                     matmul=matmul,
                     fused=fused,
@@ -174,7 +174,7 @@ def register_rule(
     *,
     reduced: Mapping[str, str] | None = None,
     linear: Iterable[int] = (),
-    local: LocalBody | None = None,
+    body: OpBody | None = None,
     flops: Flops | None = None,
     matmul: Matmuls | None = None,
     traffic: Traffic = element_traffic,
@@ -191,15 +191,15 @@ def register_rule(
         for a dim that is never split.
       reduced: with factors: the letters that the op reduces, and how: {"k": "sum"}.
       linear: with factors: the positions of the operands in which the op is linear.
-      local: the function that runs on the shards. Without it, the primitive or function itself runs on
+      body: the function that runs on the shards. Without it, the primitive or function itself runs on
         them, and padding of summed letters is zero. That is right where the op is linear in an operand that
         has the letter; other reduced letters are then split only where they divide evenly.
       flops: a function from the application, with local shapes; default: those of `matmul`, or one per
         element.
       matmul: the matrix products inside the op, as `sbp.rules.Matmul`, so that the plan uses their rate.
       traffic: bytes that the op reads and writes, with local shapes; default: every operand and result once.
-      held: bytes that the op holds on a device beside its operands and results, given a `Local`.
-      communication: the collectives that `local` runs itself, so that the plan counts them.
+      held: bytes that the op holds on a device beside its operands and results, given a `Context`.
+      communication: the collectives that `body` runs itself, so that the plan counts them.
       replace: replace an existing rule.
 
     Raises:
@@ -218,13 +218,13 @@ def register_rule(
     function = op if callable(op) and call is not None else None
     if isinstance(rows, str):
         reduced, linear = dict(reduced or {}), tuple(linear)
-        raise_all(text_problems(name, rows, reduced, linear, local is not None))
-        spec = Spec(rows, reduced, linear, local is not None)
-        rows, local = spec.rows, local or _body(function, spec.masked)
+        raise_all(text_problems(name, rows, reduced, linear, body is not None))
+        spec = Spec(rows, reduced, linear, body is not None)
+        rows, body = spec.rows, body or _body(function, spec.masked)
     entry = Rule(
         name,
         rows,
-        local or _body(function),
+        body or _body(function),
         flops or _flops_of(matmul),
         matmul=matmul,
         traffic=traffic,
@@ -236,12 +236,12 @@ def register_rule(
     _add(entry, replace)
 
 
-def _body(function: Callable[..., PyTree] | None, masked: LocalBody | None = None) -> LocalBody | None:
+def _body(function: Callable[..., PyTree] | None, masked: OpBody | None = None) -> OpBody | None:
     """The body of an op that has none of its own: it, or the function that it is a call of, on the shards."""
     if function is None and masked is None:
         return None
 
-    def body(ctx: Local, *args: jax.Array) -> list[jax.Array]:
+    def body(ctx: Context, *args: jax.Array) -> list[jax.Array]:
         shards = args if masked is None else masked(ctx, *args)
         return ctx.bind(*shards) if function is None else jax.tree.leaves(function(*shards))
 

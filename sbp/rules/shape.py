@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sbp.communication.protocol import Local
+from sbp.communication.protocol import Context
 from sbp.compat.untyped import Position, iinfo
 from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, factors
@@ -20,11 +20,11 @@ def _dims(n: int) -> Letters:
     return tuple(f"d{i}" for i in range(n))
 
 
-def _broadcast_local(ctx: Local, x: jax.Array, *_: jax.Array) -> list[jax.Array]:
+def _broadcast_local(ctx: Context, x: jax.Array, *_: jax.Array) -> list[jax.Array]:
     return [lax.broadcast_in_dim(x, ctx.results[0].local, ctx.params["broadcast_dimensions"])]
 
 
-@rule("broadcast_in_dim", local=_broadcast_local, fused=True, layout=True, flops=lambda op: 0.0)
+@rule("broadcast_in_dim", body=_broadcast_local, fused=True, layout=True, flops=lambda op: 0.0)
 def broadcast_in_dim(op: Op) -> list[Row]:
     """Every dim of the result; a dim that is new, or repeated from size 1, is made locally."""
     (out,) = op.results
@@ -78,12 +78,12 @@ def reshape_groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[in
     return groups
 
 
-def _reshape_local(ctx: Local, x: jax.Array, *_: jax.Array) -> list[jax.Array]:
+def _reshape_local(ctx: Context, x: jax.Array, *_: jax.Array) -> list[jax.Array]:
     order = ctx.params.get("dimensions")
     return [jnp.reshape(x if order is None else x.transpose(order), ctx.results[0].local)]
 
 
-@rule("reshape", local=_reshape_local, fused=True, layout=True, flops=lambda op: 0.0)
+@rule("reshape", body=_reshape_local, fused=True, layout=True, flops=lambda op: 0.0)
 def reshape(op: Op) -> list[Row]:
     """A dim that stays, or the major part of dims that merge or split, where the group divides both sides."""
     (shape,), (new,) = op.shapes, op.results
@@ -121,7 +121,7 @@ def unstack(op: Op) -> list[Row]:
     return factors(op, [operand], [names] * len(op.results), moved=(0,))
 
 
-def _iota_local(ctx: Local, *_: jax.Array) -> list[jax.Array]:
+def _iota_local(ctx: Context, *_: jax.Array) -> list[jax.Array]:
     """Counts on from the logical position of the shard."""
     layout, dim = ctx.results[0], ctx.params["dimension"]
     dtype = ctx.params["dtype"]
@@ -129,7 +129,7 @@ def _iota_local(ctx: Local, *_: jax.Array) -> list[jax.Array]:
     return [rows.astype(dtype)]
 
 
-@rule("iota", local=_iota_local, fused=True)
+@rule("iota", body=_iota_local, fused=True)
 def iota(op: Op) -> list[Row]:
     """Every dim: it is made locally."""
     rest: list[Letters] = [(None,) * len(s) for s in op.shapes]
@@ -150,7 +150,7 @@ def _origin(whole: Sequence[int], part: Sequence[int], starts: Sequence[jax.Arra
     return [np.int32(0) if n == m else clamped(s, n - m) for n, m, s in zip(whole, part, starts, strict=True)]
 
 
-def _dynamic_slice_local(ctx: Local, x: jax.Array, *starts: jax.Array) -> list[jax.Array]:
+def _dynamic_slice_local(ctx: Context, x: jax.Array, *starts: jax.Array) -> list[jax.Array]:
     """Each device gives the rows that it has, and zeros for the others'."""
     whole, part = ctx.operands[0], ctx.results[0]
     origin = _origin(whole.shape, part.shape, starts)
@@ -167,7 +167,7 @@ def _dynamic_slice_local(ctx: Local, x: jax.Array, *starts: jax.Array) -> list[j
     return [x]
 
 
-@rule("dynamic_slice", local=_dynamic_slice_local)
+@rule("dynamic_slice", body=_dynamic_slice_local)
 def dynamic_slice(op: Op) -> list[Row]:
     """Every dim that is taken whole; a sliced dim that is split leaves a sum; additive in the operand."""
     names = _whole_letters(op, op.logical[0], op.params["slice_sizes"])
@@ -180,7 +180,9 @@ def dynamic_slice(op: Op) -> list[Row]:
     return rows
 
 
-def _dynamic_update_local(ctx: Local, x: jax.Array, update: jax.Array, *starts: jax.Array) -> list[jax.Array]:
+def _dynamic_update_local(
+    ctx: Context, x: jax.Array, update: jax.Array, *starts: jax.Array
+) -> list[jax.Array]:
     """Each device replaces the rows that it has."""
     whole, part = ctx.operands[0], ctx.operands[1]
     origin = _origin(whole.shape, part.shape, starts)
@@ -202,7 +204,7 @@ def _dynamic_update_local(ctx: Local, x: jax.Array, update: jax.Array, *starts: 
     return [lax.dynamic_update_slice(x, changed, start, allow_negative_indices=False)]
 
 
-@rule("dynamic_update_slice", local=_dynamic_update_local)
+@rule("dynamic_update_slice", body=_dynamic_update_local)
 def dynamic_update_slice(op: Op) -> list[Row]:
     """Every dim; an updated one without moving the update's rows; sums and extrema of both."""
     names = _whole_letters(op, op.logical[0], op.logical[1])
@@ -214,7 +216,7 @@ def dynamic_update_slice(op: Op) -> list[Row]:
     return rows
 
 
-def _tile_local(ctx: Local, x: jax.Array, *_: jax.Array) -> list[jax.Array]:
+def _tile_local(ctx: Context, x: jax.Array, *_: jax.Array) -> list[jax.Array]:
     """Repeats what is whole; of a repeated dim that is split each device makes its own rows."""
     result, reps = ctx.results[0], list(ctx.params["reps"])
     for d, n in enumerate(ctx.operands[0].shape):
@@ -224,7 +226,7 @@ def _tile_local(ctx: Local, x: jax.Array, *_: jax.Array) -> list[jax.Array]:
     return [lax.tile(x, reps)]
 
 
-@rule("tile", local=_tile_local, fused=True, flops=lambda op: 0.0)
+@rule("tile", body=_tile_local, fused=True, flops=lambda op: 0.0)
 def tile(op: Op) -> list[Row]:
     """Every dim that is not repeated; a repeated one is made locally, of the whole; sums and extrema."""
     (shape,), (out,) = op.shapes, op.results

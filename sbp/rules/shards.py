@@ -8,7 +8,7 @@ import jax
 from jax import lax
 from jax.typing import ArrayLike
 
-from sbp.communication.protocol import Local
+from sbp.communication.protocol import Context
 from sbp.compat import core, ops
 from sbp.errors import ArgumentError, Problem
 from sbp.layout import Layout
@@ -79,7 +79,7 @@ def on_shards(
     operand_layouts, result_layouts = (
         tuple(Layout(tuple(shape), tuple(nd), hierarchy) for shape, nd in some) for some in (takes, gives)
     )
-    local = Local(
+    ctx = Context(
         primitive,
         params,
         operand_layouts,
@@ -88,8 +88,8 @@ def on_shards(
         names=tuple(sizes),
         dtypes=[x.dtype for x in operands],
     )
-    own = None if rule is None else rule.local
-    results = local.bind(*operands) if own is None else own(local, *operands)
+    own = None if rule is None else rule.body
+    results = ctx.bind(*operands) if own is None else own(ctx, *operands)
     return tuple(results) if primitive.multiple_results else results[0]
 
 

@@ -48,7 +48,7 @@ def _taken_out(dim: int) -> str:
     return f"rows of dim {dim} of operand 0 are sliced out here, and it is split over {{axes}}"
 
 
-@rule("slice", local=shift.slice_local, communication=shift.slice_communication, fused=True, note=MOVED)
+@rule("slice", body=shift.slice_local, communication=shift.slice_communication, fused=True, note=MOVED)
 def slice_(op: Op) -> list[Row]:
     """Every dim; a few rows of a split dim may leave a sum instead."""
     (shape,), (out,) = op.shapes, op.results
@@ -73,7 +73,7 @@ def slice_(op: Op) -> list[Row]:
     return rows
 
 
-@rule("pad", local=shift.pad_local, communication=shift.pad_communication, fused=True, note=MOVED)
+@rule("pad", body=shift.pad_local, communication=shift.pad_communication, fused=True, note=MOVED)
 def pad(op: Op) -> list[Row]:
     """Every dim; sums and extrema of operand and padding value together."""
     config = op.params["padding_config"]
@@ -90,7 +90,7 @@ def pad(op: Op) -> list[Row]:
     return rows
 
 
-@rule("concatenate", local=shift.concatenate_local, communication=shift.concatenate_communication, note=MOVED)
+@rule("concatenate", body=shift.concatenate_local, communication=shift.concatenate_communication, note=MOVED)
 def concatenate(op: Op) -> list[Row]:
     """Every dim; sums and extrema of all together. Of the joined dim, operands of one row are whole."""
     dim = int(op.params["dimension"])
@@ -106,7 +106,7 @@ def concatenate(op: Op) -> list[Row]:
     return rows
 
 
-@rule("split", local=shift.split_local, communication=shift.split_communication, note=MOVED)
+@rule("split", body=shift.split_local, communication=shift.split_communication, note=MOVED)
 def split(op: Op) -> list[Row]:
     """Every dim; sums and extrema. Of the cut dim, results of one row leave a sum."""
     dim = int(op.params["axis"])
@@ -123,7 +123,7 @@ def split(op: Op) -> list[Row]:
     return rows
 
 
-@rule("rev", local=shift.rev_local, communication=shift.rev_communication, note=MOVED)
+@rule("rev", body=shift.rev_local, communication=shift.rev_communication, note=MOVED)
 def rev(op: Op) -> list[Row]:
     """Every dim."""
     gone, (shape,) = tuple(map(int, op.params["dimensions"])), op.shapes

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sbp.communication.protocol import Communication, Local
+from sbp.communication.protocol import Communication, Context
 from sbp.compat import core
 from sbp.rules.entry import Op, Row
 from sbp.rules.factors import factors, same_dims
@@ -20,11 +20,11 @@ def nothing(op: Op) -> list[Row]:
     return []
 
 
-def _as_it_is(_: Local, *args: jax.Array) -> list[jax.Array]:
+def _as_it_is(_: Context, *args: jax.Array) -> list[jax.Array]:
     return list(args)
 
 
-@rule("device_put", local=_as_it_is, fused=True, flops=lambda op: 0.0, note="the placement decides")
+@rule("device_put", body=_as_it_is, fused=True, flops=lambda op: 0.0, note="the placement decides")
 def device_put(op: Op) -> list[Row]:
     """Nothing happens: what was placed by hand lies as the plan says."""
     if len(op.shapes) > 1:
@@ -38,14 +38,14 @@ def platform_index(op: Op) -> list[Row]:
     return []
 
 
-def _of_the_first(ctx: Local, *args: jax.Array) -> list[jax.Array]:
+def _of_the_first(ctx: Context, *args: jax.Array) -> list[jax.Array]:
     """What the first device made: the state of the numbers is each device's own."""
     (x,) = ctx.bind(*args)
     everyone = range(len(ctx.coords))
     return [ctx.total(jnp.where(ctx.first(everyone), x, jnp.zeros((), x.dtype)), everyone)]
 
 
-def _first_communication(ctx: Local) -> Iterable[Communication]:
+def _first_communication(ctx: Context) -> Iterable[Communication]:
     (out,), hierarchy = ctx.results, ctx.operands[0].hierarchy
     group = math.prod(hierarchy)
     each = 2 * (group - 1) / group * core.itemsize(ctx.dtypes[0])
@@ -55,7 +55,7 @@ def _first_communication(ctx: Local) -> Iterable[Communication]:
 
 @rule(
     "rng_uniform",
-    local=_of_the_first,
+    body=_of_the_first,
     communication=_first_communication,
     note="the first device makes the whole",
 )
@@ -70,7 +70,7 @@ def generator(op: Op) -> list[Row]:
     return []
 
 
-def _on_the_first(ctx: Local, *args: jax.Array) -> list[jax.Array]:
+def _on_the_first(ctx: Context, *args: jax.Array) -> list[jax.Array]:
     """Speaks once: on the first device, which has the whole operands as every other."""
     first = ctx.first(range(len(ctx.coords)))
 
@@ -84,7 +84,7 @@ def _on_the_first(ctx: Local, *args: jax.Array) -> list[jax.Array]:
 @rule(
     "debug_print",
     "debug_callback",
-    local=_on_the_first,
+    body=_on_the_first,
     functions=("callback",),
     note="runs on the first device only",
 )

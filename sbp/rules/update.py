@@ -73,7 +73,7 @@ def _traffic(op: Op) -> float:
 
 @rule(
     "sbp_update_rows",
-    local=update_local,
+    body=update_local,
     communication=update_communication,
     held=update_held,
     flops=_flops,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sbp.communication.bits import identity_of
 from sbp.communication.extents import Extent
 from sbp.communication.halo import halos_pay
-from sbp.communication.protocol import Local
+from sbp.communication.protocol import Context
 from sbp.communication.windows import (
     never_selected,
     scatter_along,
@@ -52,7 +52,7 @@ def _halo_rows(op: Op, windowed: int) -> Iterable[Row]:
             yield Row((*[Split(d)] * windowed, *others), (Split(d),) * len(op.results))
 
 
-def _ignored(ctx: Local, x: jax.Array) -> NDArray[Any]:
+def _ignored(ctx: Context, x: jax.Array) -> NDArray[Any]:
     """What a maximum or minimum ignores."""
     return identity_of(ctx.primitive.name.removeprefix("reduce_window_"), x.dtype)
 
@@ -62,7 +62,7 @@ HALOS = "windowed dims with an exchange of halos"
 
 @rule(
     "reduce_window_sum",
-    local=windowed(lambda ctx, x: [None]),
+    body=windowed(lambda ctx, x: [None]),
     communication=window_communication,
     flops=_window_flops,
     note=HALOS,
@@ -76,7 +76,7 @@ def reduce_window_sum(op: Op) -> list[Row]:
 @rule(
     "reduce_window_max",
     "reduce_window_min",
-    local=windowed(lambda ctx, x: [_ignored(ctx, x)]),
+    body=windowed(lambda ctx, x: [_ignored(ctx, x)]),
     communication=window_communication,
     flops=_window_flops,
     note=HALOS,
@@ -90,7 +90,7 @@ def reduce_window_extremum(op: Op) -> list[Row]:
 
 @rule(
     "reduce_window",
-    local=windowed(lambda ctx, *args: args[len(args) // 2 :]),
+    body=windowed(lambda ctx, *args: args[len(args) // 2 :]),
     communication=window_communication,
     flops=_window_flops,
     functions=("jaxpr",),
@@ -106,7 +106,7 @@ def reduce_window(op: Op) -> list[Row]:
 
 @rule(
     "select_and_gather_add",
-    local=windowed(lambda ctx, tangents, x: [None, never_selected(ctx, x)]),
+    body=windowed(lambda ctx, tangents, x: [None, never_selected(ctx, x)]),
     communication=window_communication,
     flops=_window_flops,
     note=HALOS,
@@ -119,7 +119,7 @@ def select_and_gather_add(op: Op) -> list[Row]:
 
 @rule(
     "select_and_scatter_add",
-    local=window_scatter_local,
+    body=window_scatter_local,
     communication=window_scatter_communication,
     flops=_window_flops,
     note=HALOS,

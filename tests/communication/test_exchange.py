@@ -18,7 +18,7 @@ from sbp.communication.exchange import fetch_rows
 from sbp.communication.extents import extent
 from sbp.communication.keys import NO_KEY, ranked, rows_or_zeros
 from sbp.communication.legs import Exchange, default_capacity, legs
-from sbp.communication.protocol import Local
+from sbp.communication.protocol import Context
 from sbp.layout import Layout
 from sbp.signature import B, NdSbp, P, S
 
@@ -128,7 +128,7 @@ class Machine:
 
         def device(*xs: Any) -> Any:
             coords = [lax.axis_index(n) for n in names]
-            ctx = Local(None, {}, layouts, (), coords, names)
+            ctx = Context(None, {}, layouts, (), coords, names)
             out = self.body(ctx, *(x.reshape(x.shape[k:]) for x in xs))
             return jax.tree.map(lambda y: y.reshape((1,) * k + y.shape), out)
 
@@ -137,7 +137,7 @@ class Machine:
         )
         self.program = jax.jit(mapped, compiler_options=HASTY)
 
-    def body(self, ctx: Local, table: Any, keys: Any, rows: Any) -> Any:
+    def body(self, ctx: Context, table: Any, keys: Any, rows: Any) -> Any:
         case = self.case
         real = lax.iota(np.int32, keys.shape[0]) < ctx.length(case.ids, 0)
         keys = jnp.where(real, keys, NO_KEY)

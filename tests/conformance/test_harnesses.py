@@ -82,7 +82,7 @@ def test_draws_are_legal_repeatable_and_split_something() -> None:
 def test_a_wrong_op_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     case = named("tanh_shape_float32")
     assert run_case(case).status == PASSED
-    wrong = replace(REGISTRY["tanh"], local=lambda ctx, x: [jnp.tanh(x) * 1.0001])
+    wrong = replace(REGISTRY["tanh"], body=lambda ctx, x: [jnp.tanh(x) * 1.0001])
     monkeypatch.setitem(REGISTRY, "tanh", wrong)
     result = run_case(case)
     assert result.status == FAILED and result.message.startswith("mismatch: result 0: 400 of 400 elements")
@@ -93,7 +93,7 @@ def test_an_error_fails_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(ctx: Any, x: Any) -> Any:
         raise ZeroDivisionError("on purpose")
 
-    monkeypatch.setitem(REGISTRY, "tanh", replace(REGISTRY["tanh"], local=broken))
+    monkeypatch.setitem(REGISTRY, "tanh", replace(REGISTRY["tanh"], body=broken))
     result = run_case(named("tanh_shape_float32"))
     assert result.status == FAILED
     assert result.message.startswith("run: ZeroDivisionError: on purpose at runtime/lower/local_kernels.py:")

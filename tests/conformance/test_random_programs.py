@@ -117,13 +117,13 @@ def test_a_difference_is_attributed_to_the_op_that_says_so(monkeypatch: pytest.M
     ],
 )
 def test_the_check_itself(text: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(REGISTRY, "sin", replace(REGISTRY["sin"], local=broken(text)))
+    monkeypatch.setitem(REGISTRY, "sin", replace(REGISTRY["sin"], body=broken(text)))
     assert run(SMALL).kind == kind
 
 
 def test_a_program_that_fails_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the program above, only the line that is wrong is left, as code that can be run."""
-    monkeypatch.setitem(REGISTRY, "sin", replace(REGISTRY["sin"], local=broken("jnp.sin(x) * 1.01")))
+    monkeypatch.setitem(REGISTRY, "sin", replace(REGISTRY["sin"], body=broken("jnp.sin(x) * 1.01")))
     small = shrunk(SMALL, "differs")
     assert small.source == "def f(v3):\n    v4 = jnp.sin(v3)\n    return [v4]"
     assert "args = [tensor(3, (4, 6), 'float32')]" in repr(small)

@@ -27,7 +27,7 @@ REGISTER = "register_rule('authors_double')"
 SIGNATURES = "S(dim), B, P, P('max') or P('min')"
 LIST = "an op may have several results, so a body always returns a list"
 EACH = "return one array per result, in their order"
-SHARD = "local.results[0].local is the shape of a shard, padding included"
+SHARD = "ctx.results[0].local is the shape of a shard, padding included"
 
 
 def model(x: Any) -> Any:
@@ -48,7 +48,7 @@ def run(body: Callable[..., Any] | None, rows: Any = "a b -> a b", **options: An
     """A run of a program whose op has such a body."""
 
     def call() -> Any:
-        register_rule(DOUBLE, rows, local=body, **options)
+        register_rule(DOUBLE, rows, body=body, **options)
         return sbp.compile(model, LINE, options=OPTIONS)(X)
 
     return call
@@ -67,13 +67,13 @@ def text(letters: str, **options: Any) -> Call:
 def said(**talk: Any) -> Call:
     """A plan with a rule that declares this."""
     known: dict[str, Any] = {"kind": "permute", "axes": (0,), "wire_bytes": 8, "operand": 0, "reason": "so"}
-    return planned("a b -> a b", communication=lambda local: [Communication(**{**known, **talk})])
+    return planned("a b -> a b", communication=lambda ctx: [Communication(**{**known, **talk})])
 
 
-def sending(local: Any, x: Any) -> list[Any]:
+def sending(ctx: Any, x: Any) -> list[Any]:
     """What a neighbour has, and what all have."""
-    return [x + 0 * local.shifted(x, [0], 1) + 0 * local.gathered(x, [0])[0]]
+    return [x + 0 * ctx.shifted(x, [0], 1) + 0 * ctx.gathered(x, [0])[0]]
 
 
-def permutes(local: Any) -> Iterator[Communication]:
+def permutes(ctx: Any) -> Iterator[Communication]:
     yield Communication("permute", (0,), 48, 0, "the row before is needed; it lies over {axes}")

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("forgotten")
 
 BODIES: Messages = {
     "an array and no list": (
-        run(lambda local, x: 2 * x),
+        run(lambda ctx, x: 2 * x),
         RuleError,
         BODY,
         "float32[2, 6]",
@@ -38,7 +38,7 @@ BODIES: Messages = {
         "return [y]",
     ),
     "nothing": (
-        run(lambda local, x: None),
+        run(lambda ctx, x: None),
         RuleError,
         BODY,
         "a NoneType",
@@ -47,7 +47,7 @@ BODIES: Messages = {
         "return [y]",
     ),
     "too few results": (
-        run(lambda local, x: []),
+        run(lambda ctx, x: []),
         RuleError,
         BODY,
         "a list of 0 arrays",
@@ -56,7 +56,7 @@ BODIES: Messages = {
         EACH,
     ),
     "another shape": (
-        run(lambda local, x: [x[:1]]),
+        run(lambda ctx, x: [x[:1]]),
         RuleError,
         f"the body of 'authors_double', result 0 {AT}",
         "float32[1, 6]",
@@ -65,7 +65,7 @@ BODIES: Messages = {
         SHARD,
     ),
     "another dtype": (
-        run(lambda local, x: [x.astype(jnp.int32)]),
+        run(lambda ctx, x: [x.astype(jnp.int32)]),
         RuleError,
         f"the body of 'authors_double', result 0 {AT}",
         "int32[2, 6]",
@@ -74,7 +74,7 @@ BODIES: Messages = {
         "y.astype('float32')",
     ),
     "no array": (
-        run(lambda local, x: ["x"]),
+        run(lambda ctx, x: ["x"]),
         RuleError,
         f"the body of 'authors_double', result 0 {AT}",
         "a str",
@@ -89,7 +89,7 @@ BODIES: Messages = {
         "float32[2, 6]",
         "float32[16, 1]",
         "float32[16, 6] has the signature [S(1)] on 8 devices",
-        "local=: a body of its own, with the parameters of a shard (local.bind(*args, shape=...))",
+        "body=: a body of its own, with the parameters of a shard (ctx.bind(*args, shape=...))",
     ),
     "a body that sends more than it declares": (
         run(sending, communication=permutes),
@@ -98,16 +98,16 @@ BODIES: Messages = {
         "all_gather over 'x'",
         "permute over 'x'",
         "the plan would neither show nor price it",
-        "communication=: a function of the same Local, yielding sbp.rules.Communication('all_gather', ...)",
+        "communication=: a function of the same Context, yielding sbp.rules.Communication('all_gather', ...)",
     ),
     "a body that sends, and declares nothing": (
-        run(lambda local, x: [local.total(x, [0]) - x]),
+        run(lambda ctx, x: [ctx.total(x, [0]) - x]),
         RuleError,
         BODY,
         "all_reduce over 'x'",
         "none: the rule declares nothing",
         "the plan would neither show nor price it",
-        "communication=: a function of the same Local, yielding sbp.rules.Communication('all_reduce', ...)",
+        "communication=: a function of the same Context, yielding sbp.rules.Communication('all_reduce', ...)",
     ),
 }
 
@@ -176,7 +176,7 @@ DECLARED: Messages = {
         "such as layout.axes(dim)",
     ),
     "no list of communications": (
-        planned("a b -> a b", communication=lambda local: None),
+        planned("a b -> a b", communication=lambda ctx: None),
         RuleError,
         TALKS,
         "None",
@@ -199,7 +199,7 @@ def test_it_is_a_rule_error(name: str) -> None:
 
 
 def test_what_is_declared_may_be_said() -> None:
-    def body(local: Any, x: Any) -> list[Any]:
-        return [2 * x + 0 * local.shifted(x, [0], 1)]
+    def body(ctx: Any, x: Any) -> list[Any]:
+        return [2 * x + 0 * ctx.shifted(x, [0], 1)]
 
     np.testing.assert_array_equal(run(body, communication=permutes)(), 2 * X)

@@ -153,7 +153,7 @@ TEXTS: Messages = {
         "'a b -> a c'",
         "letters of the operands in the results",
         "nothing says which part of 'c' a device makes: no operand has it",
-        "`_` for a dim that is made whole, or a body of your own: local=",
+        "`_` for a dim that is made whole, or a body of your own: body=",
     ),
     "an unknown letter is reduced": (
         text("a b -> a", reduced={"k": "sum"}),
@@ -217,7 +217,7 @@ def test_all_rows_that_are_wrong_are_said_at_once() -> None:
 
 
 def test_a_body_may_make_what_no_operand_has() -> None:
-    text("a b -> a c", local=lambda local, x: [x])()
+    text("a b -> a c", body=lambda ctx, x: [x])()
 
 
 @pytest.mark.parametrize("shape", [(1, 4), (0, 4)], ids=str)

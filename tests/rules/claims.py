@@ -20,7 +20,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from sbp import view
 from sbp.communication.bits import identity_of
-from sbp.communication.protocol import Local
+from sbp.communication.protocol import Context
 from sbp.compat import core
 from sbp.errors import raise_all
 from sbp.layout import Layout, split_shape
@@ -233,12 +233,12 @@ class Claim:
         self.operands = tuple(Layout(x.shape, nd, hierarchy) for x, nd in zip(app.operands, ins, strict=True))
         self.results = tuple(Layout(x.shape, nd, hierarchy) for x, nd in zip(app.results, outs, strict=True))
         rule = lookup(app.node.op)
-        custom = rule.local if rule else None
+        custom = rule.body if rule else None
 
         names = [f"a{i}" for i in range(len(hierarchy))]
         dtypes = [x.dtype for x in app.operands]
 
-        static = Local(app.node.primitive, app.node.params, self.operands, self.results, (), names, dtypes)
+        static = Context(app.node.primitive, app.node.params, self.operands, self.results, (), names, dtypes)
 
         def body(coords: Sequence[Any], *args: Any) -> list[Any]:
             ctx = replace(static, coords=coords, said=[])

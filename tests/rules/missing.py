@@ -152,7 +152,7 @@ class Search:
         self.shapes, self.results = [x.shape for x in app.operands], [x.shape for x in app.results]
         self.op = app.op(self.shapes, self.results, group)
         self.rule = app.node.rule
-        self.bodied = self.rule is not None and self.rule.local is not None
+        self.bodied = self.rule is not None and self.rule.body is not None
         self.listed = valid_rows(self.rule, self.op)
         said = {s for row in self.listed for s in (*row.operands, *row.results) if isinstance(s, Partial)}
         self.more = sorted(said - {P, MAX, MIN}, key=repr)

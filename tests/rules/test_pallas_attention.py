@@ -121,7 +121,7 @@ def register(rows: Any = None, **options: Any) -> None:
     texts = f"{x}, {x}, {x} -> {x}, b h _", f"{x}, {x}, {x}, {x}, b h _, {x} -> {x}, {x}, {x}"
     bodies = (lambda ctx, *args: forward(*args)), (lambda ctx, *args: backward(*args))
     for name, text, body, count in zip(NAMES, texts, bodies, (2, 5), strict=True):
-        sbp.register_rule(name, rows or text, local=body, matmul=products(count), **options)
+        sbp.register_rule(name, rows or text, body=body, matmul=products(count), **options)
 
 
 def step(q: Any, k: Any, v: Any) -> Any:

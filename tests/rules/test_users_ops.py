@@ -82,8 +82,8 @@ def step(x: Any, w: Any) -> Any:
 
 @pytest.mark.parametrize(("x", "w"), [(S(0), B), (B, S(1)), (S(1), S(0))], ids=str)
 def test_a_kernel_and_its_gradient(x: Any, w: Any) -> None:
-    sbp.register_rule("pallas_call[relu_matmul]", "b _, _ n -> b n", local=lambda ctx, *a: [forward(*a)])
-    sbp.register_rule("pallas_call[relu_matmul_grad]", backward_rows, local=backward_local)
+    sbp.register_rule("pallas_call[relu_matmul]", "b _, _ n -> b n", body=lambda ctx, *a: [forward(*a)])
+    sbp.register_rule("pallas_call[relu_matmul_grad]", backward_rows, body=backward_local)
     program = sbp.compile(step, LINE, in_sbp=([x], [w]), options=sbp.Options(hardware=SPLITTING))
     for got, want in zip(program(X, W), step(X, W), strict=True):
         np.testing.assert_array_equal(got, want)

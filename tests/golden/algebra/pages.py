@@ -69,7 +69,7 @@ def sections(family: str) -> list[list[Rule]]:
     found: dict[object, list[Rule]] = {}
     for r in REGISTRY.values():
         if r.family == family:
-            key = r.rows, r.local, r.flops, r.traffic, r.communication, r.fused, r.functions, r.note
+            key = r.rows, r.body, r.flops, r.traffic, r.communication, r.fused, r.functions, r.note
             found.setdefault(key, []).append(r)
     return list(found.values())
 
@@ -96,7 +96,7 @@ def section(rules: Sequence[Rule]) -> Iterator[str]:
 def _about(rule: Rule) -> str:
     says = " ".join((rule.rows.__doc__ or "").split())
     note = f"{rule.note[0].upper()}{rule.note[1:]}." if rule.note else ""
-    body = "A body of its own runs on the shards." if rule.local else "The op itself runs on the shards."
+    body = "A body of its own runs on the shards." if rule.body else "The op itself runs on the shards."
     fused = "Most of its traffic goes when it is fused with its neighbours." if rule.fused else ""
     return " ".join(filter(None, (says, note, body, fused)))
 

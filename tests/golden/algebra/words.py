@@ -14,10 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from sbp.communication.protocol import Local
+from sbp.communication.protocol import Context
 from sbp.layout import Layout, chunk, local_shape, valid_length
 from sbp.passes.boxing.moves import itemsize, moves_from, wire_bytes
-from sbp.passes.program.views import local_of, op_of
+from sbp.passes.program.views import context_of, op_of
 from sbp.rules import Row
 from sbp.signature import B, P, Partial, Signature, Split
 from tests.golden.algebra.applications import Application, lying
@@ -191,8 +191,8 @@ def _operands(which: list[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Watched(Local):
-    """A `Local` that notes how a body tells padding from rows."""
+class Watched(Context):
+    """A `Context` that notes how a body tells padding from rows."""
 
     fills: list[Any] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
@@ -200,11 +200,11 @@ class Watched(Local):
     def length(self, layout: Layout, dim: int) -> Any:
         if layout.padded(dim):
             self.lengths.append(dim)
-        return Local.length(self, layout, dim)
+        return Context.length(self, layout, dim)
 
     def mask(self, x: Any, layout: Layout, dims: Any, fill: Any) -> Any:
         known = len(self.lengths)
-        out = Local.mask(self, x, layout, dims, fill)
+        out = Context.mask(self, x, layout, dims, fill)
         if len(self.lengths) > known:
             del self.lengths[known:]
             self.fills.append(fill)
@@ -226,10 +226,10 @@ def _shards(n: int, group: int) -> str:
 
 def _masked(one: Application, row: Row) -> str:
     """Seen by a trace of the body: nothing is compiled."""
-    body = one.rule.local
+    body = one.rule.body
     if body is None:
         return "left as it is"
-    plain = local_of(one.graph, one.node, lying(row), (one.group,), names=(AXIS,))
+    plain = context_of(one.graph, one.node, lying(row), (one.group,), names=(AXIS,))
     fields = {k: getattr(plain, k) for k in plain.__dataclass_fields__}
     ctx = Watched(**fields)
 

@@ -223,7 +223,7 @@ def test_every_op_has_one_part_on_each_of_its_placements() -> None:
     loop = loop_of(graph)
     for n in [*inner(graph), *(n for n in graph.nodes if n is not loop)]:
         assert {p for i, p in order.parts if i == n.id} == where.nodes[n.id]
-    shares = Splitter(graph, where, order, 2).shares()
+    shares = Splitter(graph, where, order, 2).subgraphs()
     assert sorted(r for s in shares for r in s.results) == list(range(len(graph.outputs)))
     for s in shares:
         assert {v for v in s.fed if any(v in t.passed for t in shares if t is not s)} == set(s.fed)

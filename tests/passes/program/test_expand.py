@@ -174,7 +174,7 @@ def test_memory_that_nobody_wrote_lies_in_any_way() -> None:
 
 def test_a_composite_can_be_registered_by_its_name() -> None:
     """Then it is one op, as a kernel is."""
-    register_rule("composite[test.gelu]", "a b -> a b", local=lambda local, x: [composite(x)])
+    register_rule("composite[test.gelu]", "a b -> a b", body=lambda ctx, x: [composite(x)])
     try:
         (node,) = trace(composite, (X,), {}).graph.nodes
         assert node.op == "composite[test.gelu]"

@@ -31,7 +31,7 @@ def mlp(x: Any, w: Any) -> Any:
 
 def break_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives `tanh` a body that is wrong by one part in a hundred."""
-    wrong = replace(REGISTRY["tanh"], local=lambda ctx, x: [jnp.tanh(x) * 1.01])
+    wrong = replace(REGISTRY["tanh"], body=lambda ctx, x: [jnp.tanh(x) * 1.01])
     monkeypatch.setitem(REGISTRY, "tanh", wrong)
 
 

@@ -21,6 +21,7 @@ from tests.runtime.processes.test_two_processes import ROOT
 
 WAITS = """
 import sys, time
+from sbp.runtime.processes.initialize import joining
 with joining(lambda: (int(sys.argv[1]), 2, sys.argv[2]), most_seconds=1.5, said_again_seconds=0.4):
     time.sleep(60)
 """
