@@ -130,6 +130,7 @@ class NearProblem:
         def put(x: int | None, what: object) -> None:
             if x is not None:
                 states = self.model.states[x]
+                # Many variables share one list, which takes long to hash.
                 at = places.setdefault(id(states), {s: k for k, s in enumerate(states)})
                 now[x] = at.get(what, -1)
 

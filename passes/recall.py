@@ -160,6 +160,7 @@ class Recall:
         c, network, seen = self.candidates, self.boxings.network, set[tuple[int, object]]()
         for node in plain_ops(c.graph):
             listed, traffic = c.strategies[node.id], c.traffic.get(node.id)
+            # Equal ops share one list, which takes long to hash.
             if not has_own_rule(node) or (id(listed), traffic) in seen:
                 continue
             seen.add((id(listed), traffic))

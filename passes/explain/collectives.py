@@ -79,6 +79,7 @@ def scope_of_rows(names: Sequence[str]) -> str:
 
 def named(physical: Physical, reasons: Reasons) -> Physical:
     """The same program, whose steps know their rows of the plan, and moves the line that caused them."""
+    # By identity: two equal steps are two collectives, with a row each.
     rows: dict[int, list[str]] = {}
     for row, what, _ in rows_of(physical):
         step = what if isinstance(what, Box) else what.step

@@ -67,7 +67,10 @@ class _Writer:
 
     @cached_property
     def rows(self) -> dict[tuple[int, int], int]:
-        """The row of each collective, by the id of its step and its number in an op (-1: a move)."""
+        """The row of each collective, by the id of its step and its number in an op (-1: a move).
+
+        By identity, since equal steps are collectives of their own.
+        """
         return {
             (id(what), -1) if isinstance(what, Box) else (id(what.step), what.position): row
             for row, what, _ in rows_of(self.physical)

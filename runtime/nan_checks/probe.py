@@ -197,6 +197,7 @@ class CheckedDevice(Device):
         if not self.seen:
             return
         marks, n = env[MARKS], len(self.seen)
+        # Traced values have no hash, so that they are told apart by identity.
         of: dict[int, jax.Array | NotFinite] = {id(_NONE): _NONE}
         of.update((id(k), k) for s in self.seen for k in (s.made, *s.operands))
         place = {x: i for i, x in enumerate(of)}

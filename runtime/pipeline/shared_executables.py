@@ -98,6 +98,6 @@ class Executables:
         return f": {self.compiled} programs{cached}, {self.loaded} shared by stages"
 
     def using(self, key: str, program: Executable) -> Executable:
-        """Notes which program is run."""
+        """Notes which program is run: by identity, for an executable has no other key."""
         self.used[id(program)] = key
         return program

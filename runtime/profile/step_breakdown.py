@@ -44,6 +44,7 @@ def divided(built: CompiledProgram, fresh: Callable[[], Sequence[Leaf]]) -> Meas
     physical = plan.physical
     assert physical is not None
     mesh = physical.placement.mesh
+    # By identity: equal steps run at different times.
     marks = {id(step): f"{MARK}{k}" for k, (step, _) in enumerate(physical.walk())}
     jitted = built.jitted(mesh, built.counting, marks)
     lowered = jitted.lower(*built.place(fresh()), *consts)

@@ -163,8 +163,8 @@ class _Walk:
         self._module, self._chip, self._domains = module, chip, domains
         self._state = _State()
         # An instruction in a loop is read once.
-        self._works: dict[int, Work] = {}
-        self._traffic: dict[int, WireTraffic | None] = {}
+        self._works: dict[str, Work] = {}
+        self._traffic: dict[str, WireTraffic | None] = {}
 
     def run(self, name: str, times: float, path: tuple[str, ...]) -> None:
         if name not in self._module.computations:
@@ -216,9 +216,9 @@ class _Walk:
     # --- what takes time
 
     def _kernel(self, x: Instruction, place: _Place) -> None:
-        if id(x) not in self._works:
-            self._works[id(x)] = work_of(self._module, place.computation, x)
-        state, work = self._state, self._works[id(x)]
+        if x.name not in self._works:
+            self._works[x.name] = work_of(self._module, place.computation, x)
+        state, work = self._state, self._works[x.name]
         time = kernel_time(self._chip, work)
         if not time.seconds:
             return
@@ -243,9 +243,9 @@ class _Walk:
 
     def _begin(self, x: Instruction, place: _Place) -> list[_Begun]:
         """Puts a collective on its wires; nothing for one in groups of one device."""
-        if id(x) not in self._traffic:
-            self._traffic[id(x)] = traffic_of(self._module, place.computation, x, self._domains)
-        traffic = self._traffic[id(x)]
+        if x.name not in self._traffic:
+            self._traffic[x.name] = traffic_of(self._module, place.computation, x, self._domains)
+        traffic = self._traffic[x.name]
         if traffic is None:
             return []
         return [self._send(x, place, traffic.resource, traffic.timing(self._chip), traffic.bytes)]
