@@ -120,7 +120,8 @@ def find_rows(s: Logical) -> Logical:
 
 def honour_pins(s: Logical) -> Logical:
     """Checks every annotation, and honours uneven signatures of arguments and results inside."""
-    r = s.request
+    r = s.request.on_wide_axes
+    s = replace(s, request=r)
     raise_all(pins.check_annotations(s.graph, r.placement))
     graph = pins.pin_inputs(s.graph, s.asked_inputs, r.placement)
     return s.with_graph(pins.pin_outputs(graph, r.out_sbp, r.placement))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from sbp.errors import ArgumentError, Problem, raise_all
+from sbp.layout import on_wide_axes
 from sbp.notation.resolve import check_fit
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
@@ -96,6 +97,7 @@ class Replanner:
         target = self._tensors(plan).find(name)
         nd = normalise(nd, len(target.shape))
         raise_all(check_held(target, nd, self.request))
+        nd = on_wide_axes(nd, self.request.placement.shape)
         pinned = {**self.pinned, **dict.fromkeys(target.values, nd)}
         found = Replanner(self.traced, self._asking(target, nd), pinned).plan()
         return replace(found, notes=(held_note(target.text, nd, found, plan), *found.notes))

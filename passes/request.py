@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from sbp.hardware.catalogue import Hardware
+from sbp.layout import on_wide_axes
 from sbp.passes.plan.model import BoundaryCost
 from sbp.passes.plan.phases import Phases
 from sbp.passes.plan.record import ChoiceRecord
@@ -139,6 +140,15 @@ class Request:
     before_seconds: float = 0.0
     kept_seconds: float = 0.0
     phases: Phases = field(default_factory=Phases, compare=False, repr=False)
+
+    @property
+    def on_wide_axes(self) -> Request:
+        """The same, which says nothing along axes of one device."""
+
+        def told(nd: NdSbp | None) -> NdSbp | None:
+            return nd and on_wide_axes(nd, self.placement.shape)
+
+        return replace(self, in_sbp=tuple(map(told, self.in_sbp)), out_sbp=tuple(map(told, self.out_sbp)))
 
     def timed(self, parts: int = 1) -> Request:
         """The same, whose time begins now, in one of so many parts that share the limit."""

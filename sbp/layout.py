@@ -5,10 +5,11 @@ shards may be shorter or empty and are padded to the chunk. What is in the paddi
 valid part of a shard is always a prefix.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sbp.signature import NdSbp, Partial, Signature, Split, splits_of
+from sbp.signature import B, NdSbp, Partial, Signature, Split, splits_of
 
 
 def chunk(size: int, group: int) -> int:
@@ -45,6 +46,33 @@ def local_shape(shape: Sequence[int], nd: Sequence[Signature], hierarchy: Sequen
     return tuple(out)
 
 
+def wide_axes(hierarchy: Sequence[int]) -> tuple[int, ...]:
+    """The axes with more than one device: along others a tensor can lie in one way only.
+
+    >>> wide_axes((2, 1, 4))
+    (0, 2)
+    """
+    return tuple(a for a, n in enumerate(hierarchy) if n > 1)
+
+
+def on_wide_axes(nd: Sequence[Signature], hierarchy: Sequence[int]) -> NdSbp:
+    """The same layout with B along axes of one device, where every signature means that.
+
+    >>> on_wide_axes((Split(0), Split(1)), (1, 4))
+    (B, S(1))
+    """
+    return tuple(s if n > 1 else B for s, n in zip(nd, hierarchy, strict=True))
+
+
+def every_signature(one_d: Sequence[Signature], hierarchy: Sequence[int]) -> Iterator[NdSbp]:
+    """Every N-D signature made of some 1-D ones, in their order; B along axes of one device.
+
+    >>> list(every_signature((B, Split(0)), (1, 4)))
+    [(B, B), (B, S(0))]
+    """
+    return itertools.product(*(tuple(one_d) if n > 1 else (B,) for n in hierarchy))
+
+
 def chunk_sizes(size: int, axes: Sequence[int], hierarchy: Sequence[int]) -> tuple[int, ...]:
     """The size that remains after each of `axes`, outer to inner.
 
@@ -75,8 +103,6 @@ def at_rest(shape: Sequence[int], nd: Sequence[Signature], hierarchy: Sequence[i
     >>> at_rest((257, 8), (Split(0), Split(1)), (2, 4))
     (B, S(1))
     """
-    from sbp.signature import B
-
     rest, out = list(shape), list[Signature]()
     for signature, group in zip(nd, hierarchy, strict=True):
         keep = isinstance(signature, Split) and rest[signature.dim] % group == 0

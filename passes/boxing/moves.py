@@ -92,29 +92,34 @@ def _nested(nd: NdSbp, signature: Signature, axes: Sequence[int]) -> bool:
     return not others or max(others) < min(axes)
 
 
-def moves_from(nd: NdSbp, targets: Sequence[Signature]) -> Iterator[Move]:
+def moves_from(nd: NdSbp, targets: Sequence[Signature], axes: Sequence[int] | None = None) -> Iterator[Move]:
     """Every move away from `nd`, except permutes.
 
     Arguments:
       targets: the 1-D signatures that the tensor can have.
+      axes: along which it may change; None for all.
     """
-    k = len(nd)
-    for n in range(1, k + 1):
-        for axes in itertools.combinations(range(k), n):
-            old = nd[axes[0]]
-            if any(nd[a] != old for a in axes) or not _nested(nd, old, axes):
+    axes = range(len(nd)) if axes is None else axes
+    for n in range(1, len(axes) + 1):
+        for some in itertools.combinations(axes, n):
+            old = nd[some[0]]
+            if any(nd[a] != old for a in some) or not _nested(nd, old, some):
                 continue
             for new in targets:
                 kind = None if new == old else _kind(old, new)
-                if kind is None or (n > 1 and kind not in COLLECTIVES) or not _nested(nd, new, axes):
+                if kind is None or (n > 1 and kind not in COLLECTIVES) or not _nested(nd, new, some):
                     continue
-                after = tuple(new if a in axes else s for a, s in enumerate(nd))
-                yield Move(kind, axes, nd, after, old, new)
+                after = tuple(new if a in some else s for a, s in enumerate(nd))
+                yield Move(kind, some, nd, after, old, new)
 
 
-def permute_targets(nd: NdSbp) -> Iterator[NdSbp]:
-    """Signatures that a permute might reach: two axes exchanged, or an outer axis joining an inner split."""
-    for a, b in itertools.combinations(range(len(nd)), 2):
+def permute_targets(nd: NdSbp, axes: Sequence[int] | None = None) -> Iterator[NdSbp]:
+    """Signatures that a permute might reach: two axes exchanged, or an outer axis joining an inner split.
+
+    Arguments:
+      axes: as of `moves_from`.
+    """
+    for a, b in itertools.combinations(range(len(nd)) if axes is None else axes, 2):
         if any(isinstance(nd[i], Partial) for i in (a, b)) or nd[a] == nd[b]:
             continue
         swapped = list(nd)

@@ -5,7 +5,6 @@ dozens of shapes, and four axes have ten thousands of moves: to go through them 
 longer than to search for the plan.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from sbp.compat import core
 from sbp.compat.untyped import DType
+from sbp.layout import every_signature, wide_axes
 from sbp.passes.boxing.links import STEP_SECONDS, TURNING, Network
 from sbp.passes.boxing.moves import Move, can_permute, copies, makes_sum, moves_from, permute_targets
 from sbp.signature import B, NdSbp, Partial, Signature, Split
@@ -53,7 +53,7 @@ class MoveTable:
     @cached_property
     def universe(self) -> tuple[NdSbp, ...]:
         """The N-D signatures."""
-        return tuple(itertools.product(self.signatures, repeat=self.network.placement.ndim))
+        return tuple(every_signature(self.signatures, self.network.placement.shape))
 
     @cached_property
     def index(self) -> Mapping[NdSbp, int]:
@@ -63,13 +63,12 @@ class MoveTable:
     @cached_property
     def moves(self) -> tuple[Move, ...]:
         """Every move, permutes last; permutes are for tensors that are split evenly."""
-        usual = (move for nd in self.universe for move in moves_from(nd, self.signatures))
-        every = tuple(range(self.network.placement.ndim))
+        axes = wide_axes(self.network.placement.shape)
+        usual = (move for nd in self.universe for move in moves_from(nd, self.signatures, axes))
         permutes = (
-            Move("permute", every, nd, after, B, B)
+            Move("permute", axes, nd, after, B, B)
             for nd in self.universe
-            if len(nd) > 1
-            for after in permute_targets(nd)
+            for after in permute_targets(nd, axes)
         )
         return (*usual, *permutes)
 

@@ -5,7 +5,6 @@ Words: docs/glossary.md.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +15,7 @@ from sbp.annotation import Pin
 from sbp.compat import core
 from sbp.compat.exact_keys import key_of
 from sbp.compat.untyped import DType
-from sbp.layout import is_even, split_shape
+from sbp.layout import every_signature, is_even, split_shape
 from sbp.notation.named_axes import Levels
 from sbp.passes.plan.traffic import Lifetime, OpTraffic
 from sbp.passes.program.control import Port, ports
@@ -236,7 +235,7 @@ def port_signatures(
     if value.dtype != bool and not core.is_key(value.dtype):
         natural_ = partials[port.enters[0]] if port.enters else _common(port, partials)
         one_d += [Partial(op) for op in sorted(natural_)]
-    every = itertools.product(one_d, repeat=placement.ndim)
+    every = every_signature(one_d, placement.shape)
     return tuple(nd for nd in every if len({s for s in nd if isinstance(s, Partial)}) <= 1)
 
 
@@ -279,7 +278,11 @@ def _strategies(
     results = tuple(graph.values[v].shape for v in node.outputs)
     chains: list[tuple[tuple[_OneAxis, ...], _Shapes, _Shapes]] = [((), shapes, results)]
     numbers: dict[Any, int] = {}
+    whole = _one_axis(Row((B,) * len(shapes), (B,) * len(results)), numbers)
     for group in hierarchy:
+        if group == 1:
+            chains = [((*taken, whole), ins, outs) for taken, ins, outs in chains]
+            continue
         # What an axis may do depends on the shapes that the outer axes left, and on nothing else of them.
         # Most chains leave equal shapes (all B, or a sum), so the rule is asked a few times, not once per
         # chain.
@@ -369,5 +372,5 @@ def rest_signatures(shape: Sequence[int], dtype: DType, placement: Placement) ->
     one_d: list[Signature] = [B]
     if not core.is_key(dtype):
         one_d += [Split(d) for d, n in enumerate(shape) if n > 1]
-    every = itertools.product(one_d, repeat=placement.ndim)
+    every = every_signature(one_d, placement.shape)
     return tuple(nd for nd in every if is_even(shape, nd, placement.shape))

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 
 from sbp.annotation import OWN, Pin
 from sbp.errors import Problem
+from sbp.layout import on_wide_axes
 from sbp.notation.named_axes import Levels, NamedSignature
 from sbp.passes.plan.candidates import pin_of
 from sbp.passes.program.edit import Editor
 from sbp.passes.program.graph import Graph, Node, Source
 from sbp.passes.program.trace import Traced
 from sbp.placement import Placement
-from sbp.signature import NdSbp
+from sbp.signature import B, NdSbp
 
 MOST_LINES = 4
 
@@ -65,8 +66,7 @@ def apply_constraints(
       stage: of an op of which nothing says where it belongs; None for that of the program.
       follow: whether JAX's own words of a line are followed; `sbp.annotate` always is.
     """
-    found = [n for n in traced.graph.walk() if _named(n)]
-    if not found:
+    if not any(map(pin_of, traced.graph.walk())):
         return Constrained(traced)
     walk = _Constraints(traced.graph, placement, stage or placement, follow)
     graph = walk.editor.finish(walk.nodes(traced.graph.nodes))
@@ -76,9 +76,9 @@ def apply_constraints(
     )
 
 
-def _named(node: Node) -> bool:
-    pin = pin_of(node)
-    return pin is not None and (pin.named is not None or pin.named_grad is not None)
+def _on_wide_axes(nd: NdSbp | None, place: Placement) -> NdSbp | None:
+    """A signature that says nothing along axes of one device; one that does not fit is refused later."""
+    return nd if nd is None or len(nd) != place.ndim else on_wide_axes(nd, place.shape)
 
 
 class _Constraints:
@@ -107,8 +107,12 @@ class _Constraints:
     def one(self, node: Node) -> Node | None:
         """An annotation as a signature; None if it says nothing, or is left out."""
         pin = pin_of(node)
-        if pin is None or not _named(node):
+        if pin is None:
             return node
+        if pin.named is None and pin.named_grad is None:
+            place = pin.placement or node.role.place or self.place
+            wide = replace(pin, nd=_on_wide_axes(pin.nd, place), grad=_on_wide_axes(pin.grad, place))
+            return node if wide == pin else replace(node, params={**node.params, "pin": wide})
         if pin.named is not None and pin.words != OWN and not self.follow(node.source):
             if not pin.named.says_nothing:
                 self.ignored.append(Ignored(pin.words, node.source, pin.named))
@@ -131,7 +135,9 @@ class _Constraints:
         self.problems += [self.problem(node, pin, named, *w) for w in wrong]
         place = node.role.place or self.place
         found = None if wrong else named.along(place.axes)
-        return None if found is None or all(s is None for s in found) else found
+        if found is None or all(s is None for s in found):
+            return None
+        return tuple(s if n > 1 else B for s, n in zip(found, place.shape, strict=True))
 
     def problem(self, node: Node, pin: Pin, named: NamedSignature, why: str, fix: str) -> Problem:
         value = self.graph.operand(node.inputs[0])
