@@ -164,6 +164,9 @@ def choose_signatures(s: Listed) -> Chosen:
     r = s.request
     asked = pins.boundary(s.graph, s.asked_inputs, r.out_sbp, r.ties, r.placement)
     asked = replace(asked, in_costs=r.in_costs, out_costs=r.out_costs)
+    paths, limit = (s.traced.in_paths, s.traced.out_paths), r.terms.memory_limit_bytes
+    rest = memory.at_rest(s.graph, paths, asked, r.placement, r.donated)
+    memory.check_rest(r.name, rest, r.placement, r.hardware, limit, r.donated)
     recall = Recall(s.candidates, asked, s.boxings, r)
     found, record = _chosen(s, recall) if r.terms.peers is None else _chosen_by_one(s, recall, r.terms.peers)
     s = replace(s, request=replace(r, notes=(*r.notes, *record.notes)))
@@ -243,8 +246,6 @@ def write_plan(s: Placed) -> PlanData:
         bound = bound_in_time(s.candidates, s.asked, s.boxings, r.seconds_left)
         record = s.recall.improved(replace(record, bound=bound))
     plan = replace(plan, bound=record.bound, choice=record, cheapest_seconds=s.assignment.cheapest_seconds)
-    if r.terms.memory_limit_bytes is None:
-        memory.check_rest(plan, r.donated)
     if plan.memory_bytes > r.limit_bytes:
         asked = r.terms.memory_limit_bytes
         raise MemoryLimitError(memory.over_limit(plan, asked, s.smallest, r.donated))

@@ -3,22 +3,29 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import chain, repeat
+from dataclasses import dataclass, replace
+from itertools import chain
 
+from sbp.compat import core
 from sbp.errors import MemoryLimitError, Problem
+from sbp.hardware.catalogue import Hardware
+from sbp.layout import local_shape
 from sbp.passes.boxing.links import Network
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.fit import SmallestPeak
-from sbp.passes.physical.fusing import ShardSizes
 from sbp.passes.physical.memory import Live
-from sbp.passes.program.graph import Const
+from sbp.passes.plan.candidates import rest_signatures
+from sbp.passes.plan.model import Boundary
+from sbp.passes.program.graph import Const, Graph
 from sbp.passes.program.names import Names
+from sbp.placement import Placement
 from sbp.signature import B, NdSbp, format_sbp
 from sbp.text.units import bytes_text
 
 SHOWN = 5
+_ANYWAY = "Options(memory_limit=math.inf) to see the fastest plan of any size"
+_MORE_DEVICES = "a placement with more devices, or a smaller batch"
 
 
 def live_at_peak(plan: PlanData, donated: Sequence[int] = ()) -> list[Live]:
@@ -31,6 +38,104 @@ def live_at_peak(plan: PlanData, donated: Sequence[int] = ()) -> list[Live]:
     return Evaluator(plan.physical, Network(plan.placement, plan.hardware), donated).at_peak
 
 
+@dataclass(frozen=True, slots=True)
+class AtRest:
+    """What an argument or a result takes on each device between two steps, at the least.
+
+    Arguments:
+      nd: how it lies then.
+      asked: whether that is said of an argument; else it is split as far as it may be.
+    """
+
+    name: str
+    nd: NdSbp
+    bytes: float
+    asked: bool
+
+
+def check_rest(
+    name: str,
+    rest: Sequence[AtRest],
+    placement: Placement,
+    hardware: Hardware,
+    limit_bytes: float | None,
+    donated: Sequence[int],
+) -> None:
+    """Refuses, before any search, arguments and results that are too much however they lie.
+
+    Arguments:
+      name: of the program.
+      limit_bytes: that was asked for; None for what the device has.
+      donated: positions of arguments whose memory the results may take.
+
+    Raises:
+      MemoryLimitError: with the largest of them, and what to try.
+    """
+    need = math.fsum(x.bytes for x in rest)
+    if need <= (hardware.memory_bytes if limit_bytes is None else limit_bytes):
+        return
+    asked, legal = _limit(hardware, limit_bytes)
+    largest = [f"{x.name} {format_sbp(x.nd)} {bytes_text(x.bytes)}" for x in rest]
+    whole = [x.name for x in rest if x.asked and all(s == B for s in x.nd)]
+    again = [] if donated else ["donate_argnums for state that comes back"]
+    last = _ANYWAY if limit_bytes is not None else "Options(memory_limit=...) if a device has more"
+    raise MemoryLimitError(
+        Problem(
+            "memory",
+            f"{name} on {placement}{asked}",
+            f"{bytes_text(need)} per device only for arguments and results",
+            legal,
+            f"at rest: {_shown(largest, len(rest))}",
+            "; ".join([*again, *_split(whole), _MORE_DEVICES, last]),
+        )
+    )
+
+
+def at_rest(
+    graph: Graph,
+    paths: tuple[Sequence[str], Sequence[str]],
+    asked: Boundary,
+    placement: Placement,
+    donated: Sequence[int] = (),
+) -> list[AtRest]:
+    """Arguments and results as one device holds them between two steps at the least, the largest first.
+
+    A result that may take the memory of a donated argument is not counted. Of a placement in a pipeline, what
+    comes from others and goes to them is no argument and no result.
+    """
+
+    def least(name: str, v: int, nd: NdSbp | None) -> AtRest:
+        value = graph.values[v]
+        lying = rest_signatures(value.shape, value.dtype, placement) if nd is None else (nd,)
+        sizes = [math.prod(local_shape(value.shape, x, placement.shape)) for x in lying]
+        size = min(sizes)
+        return AtRest(name, lying[sizes.index(size)], size * core.itemsize(value.dtype), nd is not None)
+
+    def kind(v: int) -> object:
+        return graph.values[v].shape, graph.values[v].dtype
+
+    # Arrays that are closed over stand behind the arguments, and have no path.
+    names = chain(paths[0], (graph.values[v].name for v in graph.inputs[len(paths[0]) :]))
+    ins = list(zip(names, graph.inputs, asked.inputs, strict=True))
+    free = Counter(kind(graph.inputs[i]) for i in donated)
+    found = [least(*x) for x in ins if not x[0].startswith("from ")]
+    for name, x, nd, tie in zip(paths[1], graph.outputs, asked.outputs, asked.ties, strict=True):
+        if isinstance(x, Const) or name.startswith("to "):
+            continue
+        if free[kind(x)]:
+            free[kind(x)] -= 1
+        else:
+            found.append(replace(least(name, x, nd if tie is None else asked.inputs[tie]), asked=False))
+    return sorted(found, key=lambda x: -x.bytes)
+
+
+def _limit(hardware: Hardware, limit_bytes: float | None) -> tuple[str, str]:
+    """What a plan may need, as it was asked for, and in words."""
+    if limit_bytes is None:
+        return "", f"at most {bytes_text(hardware.memory_bytes)}, which {hardware.name} has"
+    return f", Options(memory_limit={limit_bytes:.4g})", f"at most {bytes_text(limit_bytes)}"
+
+
 def over_limit(
     plan: PlanData, limit_bytes: float | None, smallest: SmallestPeak | None, donated: Sequence[int] = ()
 ) -> Problem:
@@ -41,10 +146,7 @@ def over_limit(
       smallest: the least that is known to be needed, of this plan if None.
       donated: positions of arguments whose memory the results may take.
     """
-    if limit_bytes is None:
-        asked, legal = "", f"at most {bytes_text(plan.hardware.memory_bytes)}, which {plan.hardware.name} has"
-    else:
-        asked, legal = f", Options(memory_limit={limit_bytes:.4g})", f"at most {bytes_text(limit_bytes)}"
+    asked, legal = _limit(plan.hardware, limit_bytes)
     if smallest is None:
         assert plan.physical is not None
         smallest = SmallestPeak(plan.physical, plan.memory_bytes, 0.0)
@@ -54,7 +156,6 @@ def over_limit(
     bound = ""
     if smallest.bound_bytes > 0:
         bound = f", and none below {bytes_text(smallest.bound_bytes)} by the search's count"
-    anyway = "Options(memory_limit=math.inf) to see the fastest plan of any size"
     return Problem(
         "memory",
         f"{plan.name} on {plan.placement}{asked}",
@@ -62,71 +163,8 @@ def over_limit(
         legal,
         f"the smallest peak that was found is {bytes_text(smallest.bytes)}"
         f"{bound}; alive there: {_largest(least, live)}",
-        f"{_advice(least, live)}; {anyway}",
+        f"{_advice(least, live)}; {_ANYWAY}",
     )
-
-
-def check_rest(plan: PlanData, donated: Sequence[int] = ()) -> None:
-    """Refuses a plan whose arguments and results alone are more than a device has.
-
-    Arguments:
-      donated: positions of arguments whose memory the results may take.
-
-    Raises:
-      MemoryLimitError: with the largest of them, how they lie, and what to try.
-    """
-    if plan.physical is None or plan.fits:
-        return
-    rest = live_at_rest(plan, donated)
-    need, has = sum(x.bytes for x in rest), plan.hardware.memory_bytes
-    if need <= has:
-        return
-    again = "" if donated else "donate_argnums for state that comes back; "
-    raise MemoryLimitError(
-        Problem(
-            "memory",
-            f"{plan.name} on {plan.placement}",
-            f"{bytes_text(need)} per device only for arguments and results",
-            f"at most {bytes_text(has)}, which {plan.hardware.name} has",
-            f"at rest: {_largest(plan, rest)}",
-            f"{again}{_advice(plan, rest)}; Options(memory_limit=...) if a device has more",
-        )
-    )
-
-
-def live_at_rest(plan: PlanData, donated: Sequence[int] = ()) -> list[Live]:
-    """Arguments and results as one device holds them between two steps, the largest first.
-
-    A result that may take the memory of a donated argument is not counted. Of a placement in a pipeline, what
-    comes from others and goes to them is no argument and no result.
-    """
-    physical = plan.physical
-    assert physical is not None
-    graph, sizes = physical.graph, ShardSizes(physical)
-
-    def live(x: int, nd: NdSbp) -> Live:
-        return Live((x, nd), sizes.bytes((x, nd)))
-
-    arguments = [live(x, nd) for x, nd in zip(graph.inputs, physical.inputs, strict=True)]
-    # Arrays that are closed over stand behind the arguments, and have no path.
-    paths = chain(plan.in_paths, repeat(""))
-    own = [x for x, path in zip(arguments, paths, strict=False) if not path.startswith("from ")]
-
-    def kind(x: Live) -> object:
-        value = graph.values[x.version[0]]
-        return value.shape, value.dtype, x.version[1]
-
-    free = Counter(kind(arguments[i]) for i in donated)
-    results = list[Live]()
-    for path, x, nd in zip(plan.out_paths, graph.outputs, physical.outputs, strict=True):
-        if isinstance(x, Const) or path.startswith("to "):
-            continue
-        result = live(x, nd)
-        if free[kind(result)]:
-            free[kind(result)] -= 1
-        else:
-            results.append(result)
-    return sorted([*own, *results], key=lambda x: -x.bytes)
 
 
 def with_warning(plan: PlanData, live: Sequence[Live]) -> PlanData:
@@ -187,8 +225,13 @@ def _largest(plan: PlanData, live: Sequence[Live], lines: bool = False) -> str:
     largest = [
         f"{words(v)} {format_sbp(nd)} {bytes_text(x.bytes)}" for x in live[:SHOWN] for v, nd in [x.version]
     ]
-    more = [f"{len(live) - SHOWN} smaller"] if len(live) > SHOWN else []
-    return ", ".join([*largest, *more])
+    return _shown(largest, len(live))
+
+
+def _shown(largest: Sequence[str], count: int) -> str:
+    """The first of so many texts."""
+    more = [f"{count - SHOWN} smaller"] if count > SHOWN else []
+    return ", ".join([*largest[:SHOWN], *more])
 
 
 def _advice(plan: PlanData, live: Sequence[Live]) -> str:
@@ -202,12 +245,15 @@ def _advice(plan: PlanData, live: Sequence[Live]) -> str:
         for v, nd in [x.version]
         if v in paths and all(s == B for s in nd) and max(graph.values[v].shape, default=1) > 1
     ]
-    advice = [
-        f"split tensors that are whole on every device: in_sbp for {', '.join(few)}"
-        for few in [whole[:3]]
-        if few
-    ]
+    advice = _split(whole)
     ends = {*graph.inputs, *graph.outputs}
     if any(x.version[0] not in ends for x in live[:SHOWN]):
         advice.append("jax.checkpoint around a layer, so that its activations are not kept")
-    return "; ".join([*advice, "a placement with more devices, or a smaller batch"])
+    return "; ".join([*advice, _MORE_DEVICES])
+
+
+def _split(whole: Sequence[str]) -> list[str]:
+    """What to try with arguments that are whole on every device."""
+    return (
+        [f"split tensors that are whole on every device: in_sbp for {', '.join(whole[:3])}"] if whole else []
+    )

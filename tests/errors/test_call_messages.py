@@ -288,7 +288,7 @@ MESSAGES: Messages = {
         "double on h100(x=1)",
         "160 GB per device only for arguments and results",
         "at most 80.0 GB, which h100 has",
-        "at rest: x [S(0)] 80.0 GB, result [S(0)] 80.0 GB",
+        "at rest: x [B] 80.0 GB, result [B] 80.0 GB",
         "donate_argnums for state that comes back; "
         "a placement with more devices, or a smaller batch; Options(memory_limit=...) if a device has more",
     ),
@@ -296,12 +296,12 @@ MESSAGES: Messages = {
         lambda: of(in_sbp=([B, B],), options=sbp.Options(memory_limit=300)),
         MemoryLimitError,
         "double on cpu(data=2 x model=4), Options(memory_limit=300)",
-        "512 B per device at the peak",
+        "512 B per device only for arguments and results",
         "at most 300 B",
-        "the smallest peak that was found is 512 B, and none below 512 B by the search's count; "
-        "alive there: x [B, B] 256 B, result [B, B] 256 B",
-        "split tensors that are whole on every device: in_sbp for x; a placement with more devices, or a "
-        "smaller batch; Options(memory_limit=math.inf) to see the fastest plan of any size",
+        "at rest: x [B, B] 256 B, result [B, B] 256 B",
+        "donate_argnums for state that comes back; "
+        "split tensors that are whole on every device: in_sbp for x; a placement with more devices, or a smaller batch; "
+        "Options(memory_limit=math.inf) to see the fastest plan of any size",
     ),
 }
 

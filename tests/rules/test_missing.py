@@ -141,7 +141,7 @@ def test_the_check_itself(one: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
             removed += every[gone : gone + 1]
             return every[:gone] + every[gone + 1 :]
 
-        monkeypatch.setitem(REGISTRY, one.name, Rule(one.name, fewer, full.local))
+        monkeypatch.setitem(REGISTRY, one.name, Rule(one.name, fewer, full.body))
         missing = {describe(row.operands, row.results) for row in report(one)[0]}
         if not removed:
             break

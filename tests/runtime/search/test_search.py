@@ -93,7 +93,7 @@ def test_what_does_not_fit_comes_last_and_says_why() -> None:
     found = sbp.search(jnp.sort, 16, options=sbp.Options(hardware=small))(x)
     fits = [row.usable for row in found.rows]
     assert fits == sorted(fits, reverse=True) and not all(fits) and any(fits)
-    assert "no plan\n  16: " in str(found) and " per device only for arguments and results" in str(found)
+    assert "no plan\n  16: " in str(found) and " per device at the peak" in str(found)
     assert found.best is not None and found.best.plan is not None and found.best.plan.fits
 
 
@@ -102,7 +102,7 @@ def test_what_cannot_be_planned_says_why() -> None:
     found = sbp.search(two_layers.step, 16, options=sbp.Options(memory_limit="1kB"))(*two_layers.step_args())
     assert found.best is None and all(row.plan is None for row in found.rows)
     text = str(found)
-    assert "no plan\n  " in text and "per device at the peak, and at most 1.00 kB" in text
+    assert "no plan\n  " in text and "per device only for arguments and results, and at most 1.00 kB" in text
     assert repr(found) == "<Ranking step on 16 x h100: 3 plans, none fits>"
 
 
