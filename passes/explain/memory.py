@@ -190,8 +190,8 @@ def ran_out(plan: PlanData, said: str, donated: Sequence[int] = ()) -> Problem:
       donated: positions of arguments whose memory the results may take.
     """
     live = live_at_peak(plan, donated)
-    room = plan.hardware.memory_bytes
-    has = "" if math.isinf(room) else f"; {plan.hardware.name} has {bytes_text(room)}"
+    capacity = plan.hardware.memory_bytes
+    has = "" if math.isinf(capacity) else f"; {plan.hardware.name} has {bytes_text(capacity)}"
     whole = [x for x in live if all(s == B for s in x.version[1])]
     zero = "optimizer state split over the data axis (in_sbp S(0), ZeRO); " if whole and donated else ""
     return Problem(

@@ -159,7 +159,7 @@ class Vocabulary:
         unique, inverse, counts = np.unique(array[real], return_inverse=True, return_counts=True)
         rows = self._index.find(unique)
         new_keys = unique[rows == UNKNOWN]
-        new_rows, evicted = self._room(new_keys.size, rows[rows != UNKNOWN], unique.size)
+        new_rows, evicted = self._free_rows(new_keys.size, rows[rows != UNKNOWN], unique.size)
 
         if evicted.size:
             self._index.remove(evicted)
@@ -173,7 +173,7 @@ class Vocabulary:
         out[real] = rows[inverse.reshape(-1)]
         return Assignment(out, new_rows, new_keys, evicted)
 
-    def _room(self, wanted: int, held: Rows, distinct: int) -> tuple[Rows, Keys]:
+    def _free_rows(self, wanted: int, held: Rows, distinct: int) -> tuple[Rows, Keys]:
         """Rows for new keys, ascending, and the keys that lose theirs; `held` are rows of this batch."""
         size = len(self)
         if distinct > self.capacity:

@@ -160,7 +160,7 @@ class ProcessTransfer:
         return untyped.struct(whole, self.dtype, sharding=self.sharding)
 
     @cached_property
-    def room(self) -> dict[JaxDevice, jax.Array]:
+    def receive_buffers(self) -> dict[JaxDevice, jax.Array]:
         """The buffers of this process's receivers, which have no shard to send."""
         there = [d for d in _devices(self.middle[1]) if is_here(d)]
         senders = set(_devices(self.middle[0]))
@@ -174,7 +174,7 @@ class ProcessTransfer:
           x: the tensor as it is sent, if this process has devices that send it.
           program: the compiled `program`.
         """
-        held = dict(self.room)
+        held = dict(self.receive_buffers)
         if x is not None:
             held.update({s.device: s.data for s in x.addressable_shards})
         shards = [held[d] for d in self.devices if d in held]

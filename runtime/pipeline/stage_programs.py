@@ -278,11 +278,11 @@ def given_away(slots: Slots, cut: Cut, donate: Collection[int]) -> dict[int, set
 
 def _used(slots: Slots, piece: Piece, given: Collection[Slot]) -> set[Slot]:
     """The slots in whose place a result of the same shape is written: sums in place of themselves."""
-    room = Counter(slots.held(w.slot) for w in piece.writes if w.slot.value >= 0)
+    unused = Counter(slots.held(w.slot) for w in piece.writes if w.slot.value >= 0)
     out: set[Slot] = set()
     for slot in sorted(given, key=lambda s: (not _writes(piece, s), s.value)):
-        if room[slots.held(slot)]:
-            room[slots.held(slot)] -= 1
+        if unused[slots.held(slot)]:
+            unused[slots.held(slot)] -= 1
             out.add(slot)
     return out
 

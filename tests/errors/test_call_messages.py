@@ -300,7 +300,8 @@ MESSAGES: Messages = {
         "at most 300 B",
         "at rest: x [B, B] 256 B, result [B, B] 256 B",
         "donate_argnums for state that comes back; "
-        "split tensors that are whole on every device: in_sbp for x; a placement with more devices, or a smaller batch; "
+        "split tensors that are whole on every device: in_sbp for x; "
+        "a placement with more devices, or a smaller batch; "
         "Options(memory_limit=math.inf) to see the fastest plan of any size",
     ),
 }

@@ -71,7 +71,8 @@ def test_a_way_that_was_saved_compiles_nothing(name: str) -> None:
         and loaded.known[transfer] is not engine.known[transfer]
     )
     assert (
-        loaded.known[transfer].crossing.room.keys() == engine.known[transfer].crossing.room.keys()
+        loaded.known[transfer].crossing.receive_buffers.keys()
+        == engine.known[transfer].crossing.receive_buffers.keys()
     )  # zeros are put there
     with counted() as events:
         come = loaded.known[transfer].run(x)

@@ -102,7 +102,7 @@ def test_a_room_too_small_is_noticed_and_planned_once_more(on: sbp.Placement) ->
     program, calls = program_of(on=on, count_keys=True), EVERY + FIRST_CALLS
     warned = looked_up(program, FEW, calls)
     check_planned_again(program, warned, SHAPES)
-    assert "sbp_lookup at test_rooms.py" in warned[0]
+    assert "sbp_lookup at test_capacity.py" in warned[0]
     (count,) = program.key_counts()
     assert count.calls == calls and count.given == count.served == KEYS * calls
     assert count.most_rounds <= (3 if on is LINE else 6)
@@ -123,7 +123,7 @@ def test_training_goes_on_where_it_was() -> None:
             wanted = reference(wanted, state, ids)[0]
             lay.append(table.sharding)
     check_planned_again(program, [str(w.message) for w in caught], (table, state, FEW))
-    assert "sbp_update_rows at test_rooms.py" in str(caught[0].message)
+    assert "sbp_update_rows at test_capacity.py" in str(caught[0].message)
     np.testing.assert_allclose(table, wanted, rtol=1e-5, atol=1e-6)
     assert len(set(lay)) == 1
 
