@@ -55,7 +55,7 @@ def test_programs_that_call_the_host_are_not_shared() -> None:
 
 
 def test_stages_that_are_alike_share_their_programs() -> None:
-    """Of eight stages the first two, those between, and the last one differ; each has four programs."""
+    """Of eight stages the first and the last one differ from those between; each has four programs."""
     place = sbp.placement("cpu", shape=(8,))
     stages = place.split(0)
 
@@ -75,4 +75,4 @@ def test_stages_that_are_alike_share_their_programs() -> None:
     assert sbp.verify(program, weights, jnp.ones((4, 4))).largest < 1e-5
     built: Any = program._prepare((weights, jnp.ones((4, 4))), {})[1]
     executables = built.executor.executables
-    assert (executables.compiled, executables.loaded) == (16, 16)
+    assert (executables.compiled, executables.loaded) == (11, 21)
