@@ -351,7 +351,9 @@ def from_partition_spec(
                 used.append(name)
                 continue
             problems.append(problem(f"axes {', '.join(placement.axes)}, each once", why, fix))
-        order = [placement.axes.index(n) for n in names if n in placement.axes]
+        order = [
+            a for a in map(placement.axes.index, used) if out[a] == Split(dim) and placement.shape[a] > 1
+        ]
         if order != sorted(order):
             problems.append(
                 problem(

@@ -105,7 +105,7 @@ def test_ten_axes_of_one_device_take_no_time() -> None:
 
 
 def test_named_axes_and_results_keep_their_mesh() -> None:
-    """A `PartitionSpec` may name an axis of one device, in an argument, inside and of a result."""
+    """A `PartitionSpec` may name an axis of one device anywhere, before an outer one too."""
     mesh = jax.make_mesh((1, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     spec = jax.sharding.PartitionSpec
 
@@ -114,7 +114,7 @@ def test_named_axes_and_results_keep_their_mesh() -> None:
             2 * x, jax.sharding.NamedSharding(mesh, spec("data", "model"))
         )
 
-    program = sbp.compile(double, mesh, in_sbp=(spec("data", "model"),), out_sbp=spec(("data", "model")))
+    program = sbp.compile(double, mesh, in_sbp=(spec(None, ("model", "data")),), out_sbp=spec(("data", "model")))
     x = jnp.arange(64.0).reshape(8, 8)
     out = program(x)
     np.testing.assert_array_equal(out, 2 * x)
