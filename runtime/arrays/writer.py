@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sbp.compat.orbax import run_and_drain
+from sbp.compat.orbax_loops import run_and_drain
 from sbp.compat.untyped import Leaf, PyTree
 from sbp.runtime.arrays.checksums import WORD, Box, box_of, checksum
 from sbp.runtime.storage.files import Path

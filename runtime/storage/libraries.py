@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from sbp.compat.orbax import drain_loops
+from sbp.compat.orbax_loops import drain_loops
 from sbp.errors import CheckpointError
 from sbp.runtime.storage import messages
 

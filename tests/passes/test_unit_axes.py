@@ -114,7 +114,9 @@ def test_named_axes_and_results_keep_their_mesh() -> None:
             2 * x, jax.sharding.NamedSharding(mesh, spec("data", "model"))
         )
 
-    program = sbp.compile(double, mesh, in_sbp=(spec(None, ("model", "data")),), out_sbp=spec(("data", "model")))
+    program = sbp.compile(
+        double, mesh, in_sbp=(spec(None, ("model", "data")),), out_sbp=spec(("data", "model"))
+    )
     x = jnp.arange(64.0).reshape(8, 8)
     out = program(x)
     np.testing.assert_array_equal(out, 2 * x)

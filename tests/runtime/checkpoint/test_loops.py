@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sbp.compat.orbax import run_and_drain
+from sbp.compat.orbax_loops import run_and_drain
 from sbp.errors import DamagedCheckpointError
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
 from sbp.runtime.storage.libraries import orbax
