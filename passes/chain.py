@@ -164,9 +164,8 @@ def choose_signatures(s: Listed) -> Chosen:
     r = s.request
     asked = pins.boundary(s.graph, s.asked_inputs, r.out_sbp, r.ties, r.placement)
     asked = replace(asked, in_costs=r.in_costs, out_costs=r.out_costs)
-    paths, limit = (s.traced.in_paths, s.traced.out_paths), r.terms.memory_limit_bytes
-    rest = memory.at_rest(s.graph, paths, asked, r.placement, r.donated)
-    memory.check_rest(r.name, rest, r.placement, r.hardware, limit, r.donated)
+    rest = memory.at_rest(s.graph, (s.traced.in_paths, s.traced.out_paths), asked, r.placement, r.donated)
+    memory.check_rest(r.name, rest, r.placement, r.hardware, r.terms.memory_limit_bytes, r.donated)
     recall = Recall(s.candidates, asked, s.boxings, r)
     found, record = _chosen(s, recall) if r.terms.peers is None else _chosen_by_one(s, recall, r.terms.peers)
     s = replace(s, request=replace(r, notes=(*r.notes, *record.notes)))
