@@ -85,7 +85,7 @@ def test_the_memory_of_the_device_is_a_limit_too() -> None:
 
 def test_what_cannot_fit_is_refused() -> None:
     with pytest.raises(sbp.SbpError, match="alive there"):
-        planned(1e6, SLOW)
+        planned(2.2e7, SLOW)
 
 
 def limited(fn: Any, *shapes: tuple[int, ...]) -> LimitedProblem:
