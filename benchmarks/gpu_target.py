@@ -188,7 +188,7 @@ def program_for(row: str) -> tuple[Case, sbp.Placement, Any]:
     placement, case = sbp.placement(KIND, shape=shape), LARGE[model](choice, shape, layers)
     # Without a limit on time a plan does not depend on how busy the machine is; what is measured is this
     # search, and none that was saved before.
-    options = sbp.Options(time_limit=math.inf, cache=False)
+    options = sbp.Options(cache=False)
     program = sbp.compile(case.step, placement, in_sbp=case.in_sbp, donate_argnums=(0, 1), options=options)
     return case, placement, program
 

@@ -24,6 +24,7 @@ if __name__ == "__main__":  # as a script, Python looks for modules beside it, n
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from sbp.passes.plan.budget import Budget, Fitted, Load
+from sbp.passes.plan.effort import until_over
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.plan.within import solve_within
 
@@ -77,7 +78,7 @@ def solved(path: Path, seconds: float) -> tuple[dict[str, Any], Fitted]:
     network, budget = problem_of(data)
     kept = FINISH_SECONDS + FINISH_SHARE * seconds
     left = max(0.0, seconds - kept - (time.monotonic() - began))
-    found = solve_within(network, budget, time_limit_seconds=left)
+    found = solve_within(network, budget, effort=until_over(left).at_most(left))
     record = {
         "strategies": list(found.states),
         "cost": exact_cost(data, found.states),

@@ -139,7 +139,7 @@ def model_flops(args: Sequence[Any]) -> float:
     return batch * length * (6.0 * (weights - lookups) + attention)
 
 
-def planned(row: AskedLayout, microbatches: int, args: Any, seconds: float) -> LayoutRow:
+def planned(row: AskedLayout, microbatches: int, args: Any, seconds: float | None = None) -> LayoutRow:
     """The plan of a layout.
 
     Arguments:
@@ -180,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--devices", default="128,1024")
     parser.add_argument("--batch", type=int, default=1024, help="sequences")
     parser.add_argument("--microbatches", type=int, default=4, help="of 128 devices; fewer of more devices")
-    parser.add_argument("--seconds", type=float, default=150.0, help="for each plan")
+    parser.add_argument("--seconds", type=float, help="for each plan; else as long as it takes")
     parser.add_argument("--tables", default="planned,stages", help="what to print")
     given = parser.parse_args(argv)
     args = arguments(given.batch)
@@ -192,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             print_stages(devices, count, args)
 
 
-def print_planned(devices: int, count: int, args: Any, seconds: float) -> None:
+def print_planned(devices: int, count: int, args: Any, seconds: float | None) -> None:
     """The table of plans, with so many micro-batches."""
     print(f"\n{devices} x h100, {args[2].shape[0]} sequences, {count} micro-batches\n")
     print("| layout | step s | MFU | exposed s | GB | GB sent | planned in s | |")

@@ -115,7 +115,7 @@ def traced(make: Make, shape: Sequence[int], layers: int) -> Logical:
     a limit takes beyond that is among the musts of its own."""
     case = make("auto", shape, layers)
     placement = sbp.placement("h100", shape=tuple(shape))
-    options = sbp.Options(time_limit=math.inf, memory_limit=math.inf, cache=False)
+    options = sbp.Options(memory_limit=math.inf, cache=False)
     program = sbp.compile(case.step, placement, donate_argnums=(0, 1), options=options)
     traced_call = program.trace(*case.shapes())
     signatures = traced_call.signatures(program.in_sbp, program.out_sbp)
@@ -194,7 +194,7 @@ def _layouts(devices: int, rounds: int) -> Verdict:
     """Llama 3 70B: the step of AUTO beside those of published layouts; all estimated."""
     args, found = layouts.arguments(1024), dict[str, float]()
     for row in layouts.layouts(devices, args[2].shape[0]):
-        made = layouts.planned(row, max(1, 4 * 128 // devices), args, 120.0)
+        made = layouts.planned(row, max(1, 4 * 128 // devices), args)
         if made.plan is not None:
             found[made.name] = made.plan.step_seconds
     auto = min((t for name, t in found.items() if name.startswith("AUTO")), default=math.inf)
@@ -255,6 +255,6 @@ ELSEWHERE = {
     "measured": "python -m benchmarks.measured --hardware MACHINE.toml",
     "iopddl": "python benchmarks/iopddl.py PROBLEM.json.gz ... --seconds 60",
     "limits": "python -m benchmarks.limits",
-    "time limits": "python -m benchmarks.time_limits",
+    "search": "python -m benchmarks.search --without all",
 }
 """Tables of their own, which need data, a quiet machine, or a reader: by name, their command."""

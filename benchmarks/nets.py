@@ -1,4 +1,5 @@
-"""Train steps of kinds that models/ does not have: experts, an encoder and a decoder, a U-Net; shapes only.
+"""Train steps of kinds that models/ does not have: experts, an encoder and a decoder, a U-Net, a diffusion
+transformer, state spaces, LSTMs; shapes only.
 
 Nothing is annotated and nothing runs: the planner is timed on them (`python -m benchmarks.planner`).
 """
@@ -175,8 +176,144 @@ def unet_case(choice: str, shape: Sequence[int], layers: int) -> Case:
     return _case(init, loss, lambda: jnp.zeros((8 * math.prod(shape), side, side, 3), np.float32))
 
 
+def ragged_case(choice: str, shape: Sequence[int], layers: int) -> Case:
+    """A causal transformer whose tokens are sorted by their best expert of eight, for one ragged product."""
+
+    def init(key: Any) -> Any:
+        keys = iter(jax.random.split(key, 8 * layers + 2))
+        layer = [
+            {
+                "attention": _attention_weights(keys),
+                "experts": _mlp_weights(keys, EXPERTS)
+                | {"gate": jax.random.normal(next(keys), (WIDTH, EXPERTS))},
+                "scales": jnp.ones((2, WIDTH)),
+            }
+            for _ in range(layers)
+        ]
+        return {"words": jax.random.normal(next(keys), (WORDS, WIDTH)), "layers": layer}
+
+    def sorted_experts(p: Any, x: Any) -> Any:
+        rows = x.reshape(-1, WIDTH)
+        gates = jax.nn.softmax(rows @ p["gate"])
+        best = jnp.argmax(gates, axis=-1)
+        order = jnp.argsort(best)
+        sizes = jnp.bincount(best, length=EXPERTS).astype(jnp.int32)
+        made = jax.nn.gelu(jax.lax.ragged_dot(rows[order], p["up"], sizes))
+        back = jnp.zeros_like(rows).at[order].set(jax.lax.ragged_dot(made, p["down"], sizes))
+        return (back * jnp.max(gates, axis=-1, keepdims=True)).reshape(x.shape)
+
+    def loss(params: Any, tokens: Any) -> Any:
+        x = params["words"][tokens[:, :-1]]
+        for p in params["layers"]:
+            y = _norm(x, p["scales"][0])
+            x = x + _attention(p["attention"], y, y, causal=True)
+            x = x + sorted_experts(p["experts"], _norm(x, p["scales"][1]))
+        return _cross_entropy(x @ params["words"].T, tokens[:, 1:])
+
+    return _case(init, loss, _tokens(shape))
+
+
+def diffusion_case(choice: str, shape: Sequence[int], layers: int) -> Case:
+    """A diffusion transformer: `layers` layers in a scan, scaled and shifted by what the time step says."""
+    patches, channels = 256, 64
+
+    def init(key: Any) -> Any:
+        keys = iter(jax.random.split(key, 10))
+        layer = {
+            "attention": {k: jnp.stack([v] * layers) for k, v in _attention_weights(keys).items()},
+            "mlp": _mlp_weights(keys, layers),
+            "condition": jax.random.normal(next(keys), (layers, WIDTH, 6 * WIDTH)) / 32,
+        }
+        ends = {"enter": (channels, WIDTH), "time": (1, WIDTH), "leave": (WIDTH, channels)}
+        return {"layers": layer} | {name: jax.random.normal(next(keys), s) for name, s in ends.items()}
+
+    def loss(params: Any, batch: Any) -> Any:
+        image, noise, time = batch
+        seen = jax.nn.silu(time[:, None] @ params["time"])
+
+        def layer(x: Any, p: Any) -> Any:
+            scale, shift, gate, *other = jnp.split((seen @ p["condition"])[:, None], 6, axis=-1)
+            y = _norm(x, 1 + scale) + shift
+            x = x + gate * _attention(p["attention"], y, y, causal=False)
+            return x + other[2] * _mlp(p["mlp"], _norm(x, 1 + other[0]) + other[1]), None
+
+        x = (image + time[:, None, None] * noise) @ params["enter"]
+        x, _ = jax.lax.scan(jax.checkpoint(layer), x, params["layers"])
+        return jnp.mean(jnp.square(x @ params["leave"] - noise))
+
+    rows = 8 * math.prod(shape)
+    images = jnp.zeros((rows, patches, channels))
+    return _case(init, loss, lambda: (images, images, jnp.ones(rows)))
+
+
+def state_space_case(choice: str, shape: Sequence[int], layers: int) -> Case:
+    """Selective state spaces (Mamba): what a token adds to its state, and keeps of it, depends on the token;
+    states are found by `lax.associative_scan`."""
+    inner, states = 2 * WIDTH, 16
+
+    def init(key: Any) -> Any:
+        keys = iter(jax.random.split(key, 8 * layers + 2))
+        sizes = {"enter": (WIDTH, 2 * inner), "step": (inner, inner), "given": (inner, 2 * states)}
+        sizes |= {"leave": (inner, WIDTH), "decay": (inner, states)}
+        layer = [{k: jax.random.normal(next(keys), s) / 32 for k, s in sizes.items()} for _ in range(layers)]
+        return {
+            "words": jax.random.normal(next(keys), (WORDS, WIDTH)),
+            "layers": [p | {"scale": jnp.ones(WIDTH)} for p in layer],
+        }
+
+    def mixed(p: Any, x: Any) -> Any:
+        x, gate = jnp.split(x @ p["enter"], 2, axis=-1)
+        step = jax.nn.softplus(x @ p["step"])
+        enters, leaves = jnp.split(x @ p["given"], 2, axis=-1)
+        keep = jnp.exp(-step[..., None] * jnp.exp(p["decay"]))
+        add = (step * x)[..., None] * enters[..., None, :]
+
+        def after(one: Any, two: Any) -> Any:
+            return one[0] * two[0], two[0] * one[1] + two[1]
+
+        _, state = jax.lax.associative_scan(after, (keep, add), axis=1)
+        return (jnp.einsum("btdn,btn->btd", state, leaves) * jax.nn.silu(gate)) @ p["leave"]
+
+    def loss(params: Any, tokens: Any) -> Any:
+        x = params["words"][tokens[:, :-1]]
+        for p in params["layers"]:
+            x = x + mixed(p, _norm(x, p["scale"]))
+        return _cross_entropy(x @ params["words"].T, tokens[:, 1:])
+
+    return _case(init, loss, lambda: jnp.zeros((2 * math.prod(shape), 257), jnp.int32))
+
+
+def lstm_case(choice: str, shape: Sequence[int], layers: int) -> Case:
+    """A language model of `layers` LSTMs, each a scan over tokens."""
+
+    def init(key: Any) -> Any:
+        keys = iter(jax.random.split(key, 2 * layers + 1))
+        layer = [jax.random.normal(next(keys), (2 * WIDTH, 4 * WIDTH)) / 32 for _ in range(layers)]
+        return {"words": jax.random.normal(next(keys), (WORDS, WIDTH)), "layers": layer}
+
+    def loss(params: Any, tokens: Any) -> Any:
+        x = params["words"][tokens[:, :-1]].swapaxes(0, 1)
+        for weights in params["layers"]:
+
+            def cell(at: Any, x: Any, weights: Any = weights) -> Any:
+                h, c = at
+                i, f, g, o = jnp.split(jnp.concatenate([x, h], axis=-1) @ weights, 4, axis=-1)
+                c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+                h = jax.nn.sigmoid(o) * jnp.tanh(c)
+                return (h, c), h
+
+            x = jax.lax.scan(cell, (jnp.zeros_like(x[0]),) * 2, x)[1]
+        return _cross_entropy(x.swapaxes(0, 1) @ params["words"].T, tokens[:, 1:])
+
+    return _case(init, loss, lambda: jnp.zeros((16 * math.prod(shape), 129), jnp.int32))
+
+
 NETS: Mapping[str, Callable[[str, Sequence[int], int], Case]] = {
     "mixture": mixture_case,
     "translation": translation_case,
     "unet": unet_case,
+    "ragged": ragged_case,
+    "diffusion": diffusion_case,
+    "state-space": state_space_case,
+    "lstm": lstm_case,
 }

@@ -14,7 +14,6 @@ from sbp.errors import MemoryLimitError, raise_all
 from sbp.passes import spec
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
-from sbp.passes.choosing import Choosing, FoundSignatures
 from sbp.passes.explain import memory, notes
 from sbp.passes.explain.collectives import explain
 from sbp.passes.explain.plan import PlanData
@@ -24,8 +23,8 @@ from sbp.passes.face import Plan, faced
 from sbp.passes.passing import Chain, first
 from sbp.passes.physical.buckets import bucket_collectives
 from sbp.passes.physical.evaluate import Evaluator
-from sbp.passes.physical.fit import SmallestPeak
 from sbp.passes.physical.insert import insert_boxing
+from sbp.passes.physical.memory import SmallestPeak
 from sbp.passes.physical.merged import merge_ops
 from sbp.passes.physical.owners import mark_owners
 from sbp.passes.physical.program import Compute, Physical
@@ -41,7 +40,8 @@ from sbp.passes.pipeline.stages import Stages
 from sbp.passes.pipeline.sums import split_sums
 from sbp.passes.plan import pins
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
-from sbp.passes.plan.hurried import bound_in_time
+from sbp.passes.plan.cheapest import relaxed_bound
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.model import Boundary, ChosenSignatures
 from sbp.passes.plan.record import ChoiceRecord
 from sbp.passes.program.duplicates import without_duplicates
@@ -54,6 +54,7 @@ from sbp.passes.request import Peers, Request, StagesRequest
 from sbp.passes.rows.lookups import check_wire, mark_lookups
 from sbp.passes.rows.tables import train_rows
 from sbp.passes.schedule.actions import Schedule
+from sbp.passes.search.search import FoundSignatures, Search
 from sbp.signature import NdSbp
 
 # What goes from pass to pass, for one placement.
@@ -155,10 +156,6 @@ def list_candidates(s: Logical) -> Listed:
     return Listed(**vars(s), candidates=candidates)
 
 
-AFTER_SHARE = 1.7
-"""What the passes after the choice take, of what those before it do: GPTs of 96 layers; small ones less."""
-
-
 def choose_signatures(s: Listed) -> Chosen:
     """Chooses the signatures with the shortest estimated step, over the whole graph at once."""
     r = s.request
@@ -184,7 +181,7 @@ def _chosen(s: Listed, recall: Recall) -> tuple[FoundSignatures, ChoiceRecord]:
     """What is known already, or is found now."""
     if (known := recall.found()) is not None:
         return FoundSignatures(known[0]), known[1]
-    found = Choosing(s.candidates, recall.asked, s.boxings, s.request.keeping(AFTER_SHARE)).run()
+    found = Search(s.candidates, recall.asked, s.boxings, s.request).run()
     return found, recall.keep(found)
 
 
@@ -222,6 +219,10 @@ def bucket(s: Placed) -> Placed:
     return replace(s, physical=bucket_collectives(s.physical, s.request.hardware))
 
 
+BOUND_SECONDS = 10.0
+"""Of work, for a bound that holds however versions are made."""
+
+
 def write_plan(s: Placed) -> PlanData:
     """Writes down every collective with its reason."""
     r = s.request
@@ -242,13 +243,12 @@ def write_plan(s: Placed) -> PlanData:
     record = s.record
     if plan.gap < 0:
         # Versions are made from each other in a way that the search did not price: its bound is not of all.
-        bound = bound_in_time(s.candidates, s.asked, s.boxings, r.seconds_left)
+        bound = relaxed_bound(s.candidates, s.asked, s.boxings, Effort().at_most(BOUND_SECONDS))
         record = s.recall.improved(replace(record, bound=bound))
     plan = replace(plan, bound=record.bound, choice=record, cheapest_seconds=s.assignment.cheapest_seconds)
     if plan.memory_bytes > r.limit_bytes:
         asked = r.terms.memory_limit_bytes
         raise MemoryLimitError(memory.over_limit(plan, asked, s.smallest, r.donated))
-    plan = replace(plan, notes=(*plan.notes, *notes.late_notes(r)))
     return memory.with_warning(plan, takes.at_peak) if r.whole_step else plan
 
 
@@ -280,13 +280,13 @@ def compile_plan(traced: Traced, request: Request) -> Plan:
     boxings, terms = Boxings(Network(request.placement, request.hardware)), request.terms
     if terms.check:
         spec.check_graph(traced.graph)
-    request = request.timed(2 if terms.strict_nonfinite else 1)
-    plan = PLACEMENT.run(Logical(request, traced, boxings), terms.check, request.phases)
+    request = request.begun(2 if terms.strict_nonfinite else 1)
+    plan = PLACEMENT.run(Logical(request, traced, boxings), terms.check)
     if terms.strict_nonfinite:
         usual = replace(request.terms, strict_nonfinite=False, memory_limit_bytes=math.inf)
         # The plan says what strictness costs on the wire; that takes a second search. The boxings are shared.
-        other_request = replace(request, terms=usual, taken=None).timed()
-        other = PLACEMENT.run(Logical(other_request, traced, boxings), terms.check, other_request.phases)
+        other_request = replace(request, terms=usual, taken=None).begun()
+        other = PLACEMENT.run(Logical(other_request, traced, boxings), terms.check)
         plan = replace(plan, notes=(*plan.notes, *notes.strict_notes(plan, other)))
     return faced(plan)
 

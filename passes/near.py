@@ -16,6 +16,7 @@ import numpy as np
 from sbp.passes.chain import Listed
 from sbp.passes.physical.flow import Flow
 from sbp.passes.physical.program import Border, Physical
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.hold import annotations_of
 from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable
 from sbp.passes.plan.marginals import HeldStates
@@ -76,7 +77,7 @@ class Around:
             found[x] = state
         return found
 
-    def solved(self, held: HeldStates, seconds: float) -> list[int]:
+    def solved(self, held: HeldStates, effort: Effort) -> list[int]:
         """The cheapest states of all variables.
 
         Arguments:
@@ -88,7 +89,7 @@ class Around:
         unary = list(self.network.unary)
         for x, state in self.held(held).items():
             unary[x] = np.where(np.arange(unary[x].size) == state, unary[x], np.inf)
-        found = solve(CostNetwork(tuple(unary), self.network.edges), time_limit_seconds=seconds, proves=False)
+        found = solve(CostNetwork(tuple(unary), self.network.edges), effort=effort, proves=False)
         if not math.isfinite(found.cost):
             raise Infeasible
         return self.whole(found.states)

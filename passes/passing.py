@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from sbp.passes.explain.internal_errors import raise_internal
-from sbp.passes.plan.phases import Phases
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -35,23 +34,20 @@ class Chain(Generic[In, Out]):
         """The chain with one more pass."""
         return Chain((*self.passes, Pass(name, run, holds)))
 
-    def run(self, given: In, check: bool = False, phases: Phases | None = None) -> Out:
+    def run(self, given: In, check: bool = False) -> Out:
         """Runs all passes.
 
         Arguments:
           check: whether the contract of each pass is checked after it.
-          phases: where each pass is noted.
 
         Raises:
           InternalError: for what no pass should raise, and with `check`, if one broke its contract.
         """
         at: Any = given
-        phases = Phases() if phases is None else phases
         with collector_paused():
             for p in self.passes:
                 try:
-                    with phases.of(p.name):
-                        at = p.run(at)
+                    at = p.run(at)
                     if check:
                         p.holds(at)
                 except Exception as e:

@@ -11,7 +11,6 @@ from functools import cached_property
 from sbp.errors import ArgumentError, Problem
 from sbp.passes import spec
 from sbp.passes.boxing.paths import Boxings
-from sbp.passes.choosing import FoundSignatures
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cost import node_seconds
 from sbp.passes.plan.digest import GraphDigest, ParamText, digest_of, graph_digest, has_own_rule
@@ -19,6 +18,7 @@ from sbp.passes.plan.model import Boundary, ChosenSignatures
 from sbp.passes.plan.record import ChoiceRecord, NotTaken, chosen_by, plain_ops, record_of, versions
 from sbp.passes.program.views import held_bytes
 from sbp.passes.request import Question, Request
+from sbp.passes.search.search import FoundSignatures
 from sbp.signature import format_sbp
 
 OTHER_COSTS = (
@@ -61,11 +61,11 @@ class Recall:
     def keep(self, found: FoundSignatures) -> ChoiceRecord:
         """The record of what was found; the store, if there is one, has it from now on.
 
-        What does not fit, or was found when the time was over, is not kept: the next search may do better.
+        What does not fit, or was cut off, is not kept: the next search may do better.
         """
         asked, digests = (self.request.in_sbp, self.request.out_sbp), (self.graph.text, self.costs)
         record = record_of(self.candidates.graph, found.assignment, asked, digests, found.notes)
-        return self.saved(record) if found.is_final and found.smallest is None else record
+        return record if found.is_cut or found.smallest is not None else self.saved(record)
 
     def saved(self, record: ChoiceRecord) -> ChoiceRecord:
         """The record, which the store has from now on; what was given it does not keep."""
@@ -135,7 +135,7 @@ class Recall:
             repr(astuple(r.placement)),
             repr(self.asked),
             repr((r.donated, r.whole_step, r.most_bytes)),
-            repr((r.terms.time_limit_seconds, r.terms.memory_limit_bytes)),
+            repr((r.terms.effort, r.terms.memory_limit_bytes)),
             repr([graph.values[v].name for v in graph.inputs]),
             *(texts.of(n.params["samples"]) for n in graph.walk() if n.params.get("samples")),
         ]

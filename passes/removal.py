@@ -8,8 +8,6 @@ was time, and the collective looked for in that plan.
 """
 
 import itertools
-import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -36,6 +34,7 @@ from sbp.passes.physical.buckets import bucket_collectives
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.owners import mark_owners
 from sbp.passes.physical.program import Box, Physical
+from sbp.passes.plan.effort import Effort, until_over
 from sbp.passes.plan.marginals import HeldStates, cheapest_held
 from sbp.passes.plan.network import Infeasible
 from sbp.passes.request import Request
@@ -78,7 +77,7 @@ class RowsSearch:
     rows: Sequence[Collective]
     opened: Sequence[int]
     planned: Callable[[Sequence[Hold]], PlanData]
-    until: float = math.inf
+    effort: Effort = field(default_factory=Effort)
     _cached: dict[int, Around] = field(default_factory=dict)
 
     @property
@@ -94,7 +93,7 @@ class RowsSearch:
 
     def each(self, most: int, time_limit_seconds: float) -> Iterator[tuple[Collective, RowChoices]]:
         """What was found for each row, as long as there is time."""
-        self.until = time.monotonic() + time_limit_seconds
+        self.effort = until_over(time_limit_seconds)
         found = list[tuple[TensorChoices, ...]]()
         # What all rows could be first: to do without one takes longer.
         for k in range(len(self.rows)):
@@ -108,7 +107,7 @@ class RowsSearch:
     @property
     def late(self) -> bool:
         """Whether there is no time left."""
-        return time.monotonic() >= self.until
+        return self.effort.is_spent
 
     # One row.
 
@@ -158,7 +157,7 @@ class RowsSearch:
         others = [nd for nd in dict.fromkeys(first) if nd in common and nd not in now]
         around = self.around(k)
         asked = [around.held(self.states((target, nd)) or {}) for nd in others]
-        found = cheapest_held(around.network, asked, most, SOLVE_SECONDS)
+        found = cheapest_held(around.network, asked, most, Effort().at_most(SOLVE_SECONDS))
         plans = [self._plan(others[i], around.whole(x.states), target) for i, x in found.found]
         plans.sort(key=lambda h: (h.figures.step_seconds, h.figures.seconds))
         return TensorChoices(
@@ -257,7 +256,7 @@ class RowsSearch:
             if asked is None:
                 continue
             try:
-                states = self.around(k).solved(asked, SOLVE_SECONDS)
+                states = self.around(k).solved(asked, Effort().at_most(SOLVE_SECONDS))
             except Infeasible:
                 continue
             physical = self.program(states)
@@ -278,7 +277,7 @@ class RowsSearch:
             if self.late:
                 return None
             try:
-                states = self.problem.around(free, banned).solved(held, SOLVE_SECONDS)
+                states = self.problem.around(free, banned).solved(held, Effort().at_most(SOLVE_SECONDS))
             except Infeasible:
                 return None
             physical = self.program(states)

@@ -6,7 +6,6 @@ makes by `sbp.annotate` behind that op, for all who read it. The passes that mak
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -30,21 +29,20 @@ from sbp.passes.face import Plan, faced
 from sbp.passes.near import NearProblem
 from sbp.passes.nearby import LineTargets
 from sbp.passes.passing import Chain
-from sbp.passes.physical.buckets import bucket_collectives
-from sbp.passes.physical.fit import LimitedProblem
-from sbp.passes.physical.hidden import shortest_step
-from sbp.passes.physical.insert import insert_boxing
-from sbp.passes.physical.owners import mark_owners
+from sbp.passes.physical.exposure import Clock
 from sbp.passes.plan import pins
 from sbp.passes.plan.candidates import Strategy
+from sbp.passes.plan.effort import Effort, until_over
 from sbp.passes.plan.hold import annotations_of, with_annotations
 from sbp.passes.plan.marginals import HeldStates, cheapest_held
-from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
-from sbp.passes.plan.network import CostNetwork
+from sbp.passes.plan.model import Boundary, Model
 from sbp.passes.program.names import Names, without_indices
 from sbp.passes.program.trace import Traced
 from sbp.passes.removal import RowsSearch
 from sbp.passes.request import Request
+from sbp.passes.search.explore import shortest
+from sbp.passes.search.pool import PlanCandidate, Pool
+from sbp.passes.search.space import Space
 from sbp.passes.sent_tensors import cause_of, hold_text, sent_target
 from sbp.signature import NdSbp, Partial, format_sbp, normalise
 
@@ -171,11 +169,12 @@ class Replanner:
         time_limit_seconds: float,
     ) -> TensorChoices:
         """The other signatures of a target."""
-        until = time.monotonic() + 2 * time_limit_seconds
-        search = HeldSearch(self.opened(target).logical(), target, self.request, until)
+        effort = until_over(2 * time_limit_seconds)
+        search = HeldSearch(self.opened(target).logical(), target, self.request, effort)
         now = {target.signatures[0]} if target.values else set(target.signatures)
         others = [nd for nd in search.signatures if nd not in now]
-        found = cheapest_held(search.network, [search.states(nd) for nd in others], most, time_limit_seconds)
+        asked = [search.states(nd) for nd in others]
+        found = cheapest_held(search.network, asked, most, effort.at_most(time_limit_seconds))
         plans = [search.held(others[i], x.states, x.cost, x.bound) for i, x in found.found]
         plans.sort(key=lambda h: (h.figures.step_seconds, h.figures.seconds))
         assert plan.physical is not None
@@ -207,17 +206,16 @@ class HeldSearch:
     """The planning problem with variables that tell how a target lies.
 
     Arguments:
-      until: when to stop to look for shorter steps.
+      effort: for all that is looked at.
     """
 
-    def __init__(self, s: Logical, target: Target, request: Request, until: float) -> None:
+    def __init__(self, s: Logical, target: Target, request: Request, effort: Effort) -> None:
         watched = dict.fromkeys(target.values)
         self.s: Listed = list_candidates(s.with_graph(with_annotations(s.graph, watched)))
         self.target, self.donated = target, request.donated
         self.asked = boundary_of(self.s)
         self.model = Model(self.s.candidates, self.asked, self.s.boxings)
-        problem = self.s.candidates, self.asked, self.s.boxings, request.donated
-        self.limited, self.until = LimitedProblem(*problem, request.limit_bytes), until
+        self.limit_bytes, self.effort = request.limit_bytes, effort
         self.network = self.model.build()
         nodes = annotations_of(self.s.graph, watched)
         variables = (
@@ -242,22 +240,20 @@ class HeldSearch:
         """The variables that hold the target, and their states for a signature."""
         return {x: at[nd] for x, at in zip(self.variables, self.position, strict=True)}
 
-    def _shortest(self, nd: NdSbp, cheapest: ChosenSignatures) -> ChosenSignatures:
+    def _shortest(self, nd: NdSbp, states: Sequence[int], cost: float, bound: float) -> PlanCandidate:
         """What has the shortest step with the target held, as the plan itself was chosen."""
         unary = list(self.network.unary)
         for x, k in self.states(nd).items():
             unary[x] = np.where(np.arange(unary[x].size) == k, unary[x], np.inf)
-        network = CostNetwork(tuple(unary), self.network.edges)
-        seconds = max(0.0, self.until - time.monotonic())
-        return shortest_step(self.model, network, cheapest, self.limited.fits_program, seconds).assignment
+        clock = Clock(self.s.candidates, self.s.boxings)
+        space = Space(self.model, self.network, clock, self.donated, bound, tuple(unary))
+        pool = Pool(self.limit_bytes, self.effort.count)
+        return shortest(space, pool, pool.add(space.look(tuple(states), "held")), self.effort)
 
     def held(self, nd: NdSbp, states: Sequence[int], cost: float, bound: float) -> HeldPlan:
         """The plan that states of the variables mean."""
-        assignment = self._shortest(nd, self.model.chosen(states, cost, bound))
-        network = self.s.boxings.network
-        physical = mark_owners(insert_boxing(self.s.candidates, assignment, self.s.boxings))
-        physical = bucket_collectives(physical, network.hardware)
-        figures = evaluated(physical, network, self.donated)
+        physical = self._shortest(nd, states, cost, bound).takes.physical
+        figures = evaluated(physical, self.s.boxings.network, self.donated)
         made = annotations_of(self.s.graph, dict.fromkeys(self.target.values))
         made_values = [x for node in made.values() for x in node.inputs if isinstance(x, int)]
         slack = cost - bound if cost - bound > SAME * cost else 0.0

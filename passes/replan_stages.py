@@ -26,6 +26,7 @@ from sbp.passes.passing import Chain
 from sbp.passes.pipeline.planning import plan_shares
 from sbp.passes.pipeline.stages import Stages, physical_of
 from sbp.passes.pipeline.targets import NamedStagesTensors, StagesTarget
+from sbp.passes.plan.effort import Effort, until_over
 from sbp.passes.plan.hold import annotations_of
 from sbp.passes.plan.marginals import cheapest_held
 from sbp.passes.program.trace import Traced
@@ -128,11 +129,11 @@ class StagesReplanner:
           ArgumentError: for a name that means no tensor, or several kinds.
         """
         target = NamedStagesTensors(plan.name, self.stages).find(name)
-        until = time.monotonic() + 2 * time_limit_seconds
+        effort = until_over(2 * time_limit_seconds)
         ranked = self._ranked(target, most, time_limit_seconds)
         held, unknown, impossible = list[HeldPlan](), ranked.unknown, ranked.impossible
         for nd in ranked.signatures:
-            if held and time.monotonic() > until:
+            if held and effort.is_spent:
                 unknown += 1
                 continue
             try:
@@ -167,17 +168,17 @@ class StagesReplanner:
         Arguments:
           time_limit_seconds: after which no other row is begun.
         """
-        until = time.monotonic() + time_limit_seconds
+        end = time.monotonic() + time_limit_seconds
         for c in rows:
-            if time.monotonic() >= until:
+            if (left := end - time.monotonic()) <= 0.0:
                 return
-            if choices := self._row(plan, c, most, until):
+            if choices := self._row(plan, c, most, left / 2):
                 yield c, RowChoices(tuple(choices))
 
-    def _row(self, plan: PlanData, c: Collective, most: int, until: float) -> list[TensorChoices]:
+    def _row(self, plan: PlanData, c: Collective, most: int, seconds: float) -> list[TensorChoices]:
         for name in (c.tensor, f"{c.tensor} at {c.source}"):
             with suppress(ArgumentError):
-                return [self.choices(plan, name, most, max(0.0, until - time.monotonic()) / 2)]
+                return [self.choices(plan, name, most, seconds)]
         return []
 
     def _problems(self, target: StagesTarget, nd: NdSbp) -> list[Problem]:
@@ -200,8 +201,8 @@ class StagesReplanner:
 
     def _ranked(self, target: StagesTarget, most: int, seconds: float) -> RankedSignatures:
         """The alternatives by what the ops of their placements take, one after the other."""
-        until = time.monotonic() + seconds
-        searches = [self._search(place, part, until) for place, part in target.parts.items()]
+        effort = until_over(seconds)
+        searches = [self._search(place, part, effort) for place, part in target.parts.items()]
         now = {target.signatures[0]} if target.made else set(target.signatures)
         first = [target.whole(nd) for nd in searches[0].signatures]
         others = [
@@ -210,12 +211,12 @@ class StagesReplanner:
             if nd is not None and nd not in now and (not target.sent or self._can_be_sent(target, nd))
         ]
         others = [nd for nd in others if all(target.local(nd) in s.signatures for s in searches)]
-        wanted, share = (most if len(searches) == 1 else len(others)), seconds / len(searches)
+        wanted, share = (most if len(searches) == 1 else len(others)), effort.left / len(searches)
         costs, unknown, impossible = dict.fromkeys(others, 0.0), 0, 0
         slower = 0
         for search in searches:
             states = [search.states(target.local(nd)) for nd in others]
-            found = cheapest_held(search.network, states, wanted, share)
+            found = cheapest_held(search.network, states, wanted, effort.at_most(share))
             here = {others[i]: solution.cost for i, solution in found.found}
             costs = {nd: cost + here[nd] for nd, cost in costs.items() if nd in here}
             unknown, impossible = max(unknown, found.unknown), max(impossible, found.impossible)
@@ -223,10 +224,10 @@ class StagesReplanner:
         ordered = sorted(costs, key=lambda nd: costs[nd])
         return RankedSignatures(tuple(ordered[:most]), slower + len(ordered[most:]), unknown, impossible)
 
-    def _search(self, place: int, part: Target, until: float) -> HeldSearch:
+    def _search(self, place: int, part: Target, effort: Effort) -> HeldSearch:
         """The planning problem of a placement, which tells how a target lies there."""
         replanner = self.holds.get(place, NOTHING).replanner(*self.stages.asked[place]).opened(part)
-        return HeldSearch(replanner.logical(), part, replanner.request, until)
+        return HeldSearch(replanner.logical(), part, replanner.request, effort)
 
     def _made(self, target: StagesTarget, nd: NdSbp, limit_bytes: float | None) -> Plan:
         """The plan with a target held to a signature."""
@@ -264,7 +265,7 @@ class StagesReplanner:
                     return found
                 if held == NOTHING:
                     return compile_plan(traced, request)
-                return replace(held.replanner(traced, request.timed()).plan(), replanner=None)
+                return replace(held.replanner(traced, request.begun()).plan(), replanner=None)
 
             return Planned(
                 **vars(s), stages=plan_shares(s.request, s.traced, s.graph, s.where, s.order, plan_one)

@@ -9,8 +9,8 @@ from typing import Protocol, TypeAlias
 
 from sbp.hardware.catalogue import Hardware
 from sbp.layout import on_wide_axes
+from sbp.passes.plan.effort import Effort, until_over
 from sbp.passes.plan.model import BoundaryCost
-from sbp.passes.plan.phases import Phases
 from sbp.passes.plan.record import ChoiceRecord
 from sbp.passes.plan.solve import Progress
 from sbp.passes.program.graph import Graph
@@ -76,8 +76,9 @@ class Terms:
     """What holds for every placement of a program.
 
     Arguments:
-      time_limit_seconds: for planning a placement, from its first pass to its plan; of a program with stages,
-        for all of them together. None for no limit.
+      effort: how much is searched, in units of the usual.
+      time_limit_seconds: when a search is cut off, from the first pass of a placement; of a program with
+        stages, for all of them together. None for never.
       memory_limit_bytes: per device; a plan over it is refused. None for what the device has.
       transfer: how rows of split tables travel.
       strict_nonfinite: whether a sum is added up before anything is computed from it.
@@ -87,6 +88,7 @@ class Terms:
       peers: processes that must have the same plan; None where there are no others.
     """
 
+    effort: float = 1.0
     time_limit_seconds: float | None = None
     memory_limit_bytes: float | None = None
     transfer: Transfer = field(default_factory=Transfer)
@@ -115,10 +117,7 @@ class Request:
         not: its plan holds the stacks of all of them at once, and the schedule is checked instead.
       most_bytes: what the plan of a placement that works on micro-batches may need, per device.
       taken: the signatures to take instead of searching.
-      deadline: when planning ends, by the clock of its phases.
-      before_seconds: what the passes before the search took.
-      kept_seconds: of the time until the deadline, for the passes after the search.
-      phases: what is done when.
+      effort: what the search may do; its work is counted there.
     """
 
     name: str
@@ -136,10 +135,7 @@ class Request:
     whole_step: bool = True
     most_bytes: float = math.inf
     taken: ChoiceRecord | None = None
-    deadline: float = math.inf
-    before_seconds: float = 0.0
-    kept_seconds: float = 0.0
-    phases: Phases = field(default_factory=Phases, compare=False, repr=False)
+    effort: Effort = field(default_factory=Effort, compare=False, repr=False)
 
     @property
     def on_wide_axes(self) -> Request:
@@ -150,32 +146,12 @@ class Request:
 
         return replace(self, in_sbp=tuple(map(told, self.in_sbp)), out_sbp=tuple(map(told, self.out_sbp)))
 
-    def timed(self, parts: int = 1) -> Request:
+    def begun(self, parts: int = 1) -> Request:
         """The same, whose time begins now, in one of so many parts that share the limit."""
-        limit, phases = self.terms.time_limit_seconds, self.phases.again()
-        if limit is None:
-            return replace(self, phases=phases)
-        terms = replace(self.terms, time_limit_seconds=limit / parts)
-        return replace(self, terms=terms, deadline=phases.now() + limit / parts, phases=phases)
-
-    def keeping(self, share: float) -> Request:
-        """The same, whose search leaves time to the passes after it.
-
-        Arguments:
-          share: of what the passes until now took.
-        """
-        left, limit = self.seconds_left, self.terms.time_limit_seconds
-        if left is None or limit is None:
-            return self
-        before = max(0.0, limit - left)
-        return replace(self, before_seconds=before, kept_seconds=share * before)
-
-    @property
-    def seconds_left(self) -> float | None:
-        """For the search; None for no limit."""
-        if math.isinf(self.deadline):
-            return None
-        return max(0.0, self.deadline - self.kept_seconds - self.phases.now())
+        limit = self.terms.time_limit_seconds
+        limit = None if limit is None else limit / parts
+        terms = replace(self.terms, time_limit_seconds=limit)
+        return replace(self, terms=terms, effort=until_over(limit))
 
     @property
     def limit_bytes(self) -> float:

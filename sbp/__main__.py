@@ -82,6 +82,7 @@ def _options(options: argparse.Namespace) -> Options:
     return Options(
         memory_limit=math.inf if options.memory_limit == "none" else options.memory_limit,
         time_limit=options.time_limit,
+        effort=options.effort,
         hardware=hardware_from(options.hardware) if options.hardware else None,
         pipeline=PipelineOptions(stages=options.stages, schedule=options.schedule),
         topology=_topology(options),

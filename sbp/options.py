@@ -15,9 +15,6 @@ UNITS: dict[str, float] = {
 }
 """Bytes of each unit in which a limit on memory may be written."""
 
-TIME_LIMIT_SECONDS = 30.0
-"""What planning may take, where nobody says it."""
-
 
 def bytes_of(limit: float | str | None, where: str) -> float | None:
     """A limit on memory as a number of bytes; None stays None.
@@ -123,8 +120,10 @@ class Options:
         None for the memory of the device. If the fastest plan needs more, the fastest plan that fits is
         searched for; if none is found, the error says the smallest peak found and what is largest there.
         `math.inf` gives the fastest plan of any size.
-      time_limit: seconds that planning may take. Then the best plan found so far is used; a note says so.
-        None for 30, or 20 for each plan of a search; `math.inf` for no limit.
+      time_limit: seconds after which planning is cut off, with the best plan found so far; the plan says so.
+        None for never. What a machine plans in a time depends on how busy it is; `effort` does not.
+      effort: how much is searched, 1.0 for the usual: seconds for most programs. With more the plan is the
+        same or a faster one.
       hardware: what to plan for instead of the placement's kind, such as
         `sbp.hardware.hardware_from` reads it from a file.
       plan: a `Plan` of an earlier compilation, or the .json file that it was saved to. Its signatures are
@@ -176,6 +175,7 @@ class Options:
     debug_nans: bool = False
     signing_key: bytes | None = field(default=None, repr=False)
     constraints: str = FOLLOW
+    effort: float = 1.0
 
     def __post_init__(self) -> None:
         bytes_of(self.memory_limit, "Options(memory_limit=...)")

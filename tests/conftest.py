@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from sbp.options import TIME_LIMIT_SECONDS
 from tests.cpu_seconds import CpuSeconds
 
 DEVICES = 8
@@ -156,20 +155,6 @@ def no_plans_on_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sbp.runtime.cache.cache_folder.user_folder", lambda: None)
         yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def unhurried_plans() -> Iterator[None]:
-    """A plan that takes 3 s on a quiet machine is the same one on a machine that is ten times slower."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sbp.runtime.call.usage_errors.TIME_LIMIT_SECONDS", 10 * TIME_LIMIT_SECONDS)
-        yield
-
-
-@pytest.fixture
-def usual_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit of users: what another process has planned is asked for again."""
-    monkeypatch.setattr("sbp.runtime.call.usage_errors.TIME_LIMIT_SECONDS", TIME_LIMIT_SECONDS)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ MAX_LINES = 400
 # files, which a user writes against, stand between them.
 FOLDERS = {
     "sbp": "text compat rates hardware notation communication rules checker commandline".split(),
-    "sbp.passes": "program rows boxing plan physical schedule explain pipeline render".split(),
+    "sbp.passes": "program rows boxing plan physical schedule explain search pipeline render".split(),
     "sbp.runtime": (
         "hlo target processes storage cache call lower nan_checks execute pipeline source saved profile "
         "report compile ahead_of_time program diagnose constraints search calibrate embedding arrays "

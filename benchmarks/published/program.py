@@ -128,7 +128,7 @@ class StageProgram:
         # Whether it fits was settled when it ran; a plan over the limit would be refused.
         hardware = replace(self.hardware, memory_bytes=math.inf)
         # Without a limit on time a plan does not depend on how busy the machine is.
-        options = sbp.Options(hardware=hardware, check=False, time_limit=math.inf)
+        options = sbp.Options(hardware=hardware, check=False)
         program = sbp.compile(
             fn, self.lying.placement, in_sbp=in_sbp, donate_argnums=donated, options=options
         )

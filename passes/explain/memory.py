@@ -13,8 +13,7 @@ from sbp.layout import local_shape
 from sbp.passes.boxing.links import Network
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.physical.evaluate import Evaluator
-from sbp.passes.physical.fit import SmallestPeak
-from sbp.passes.physical.memory import Live
+from sbp.passes.physical.memory import Live, SmallestPeak
 from sbp.passes.plan.candidates import rest_signatures
 from sbp.passes.plan.model import Boundary
 from sbp.passes.program.graph import Const, Graph

@@ -6,15 +6,11 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from sbp.hardware.catalogue import Hardware
 from sbp.layout import at_rest
-from sbp.passes.explain.plan import SAME, PlanData
-from sbp.passes.physical.evaluate import OVERLAPPING
+from sbp.passes.explain.plan import CUT_OFF, PlanData
 from sbp.passes.physical.program import Box, Compute, Physical
-from sbp.passes.plan.model import ChosenSignatures
 from sbp.passes.program.graph import Const, Graph
 from sbp.passes.program.trace import Traced
-from sbp.passes.request import Request
 from sbp.placement import Placement
 from sbp.signature import NdSbp, P, Split, format_sbp, splits_of
 from sbp.text.units import bytes_text
@@ -50,24 +46,6 @@ def _even_dims(shape: Sequence[int], nd: NdSbp, group: int, placement: Placement
     """The dims that `group` devices could split evenly instead, beside what is split already."""
     taken = [math.prod(placement.shape[a] for a in splits_of(nd, d)) for d in range(len(shape))]
     return [d for d, n in enumerate(shape) if n and n % (group * taken[d]) == 0]
-
-
-def starts_note(looked: Sequence[str], left: Sequence[str], compared: Sequence[str] = ()) -> str:
-    """A remark on a search that could not begin at every parallelism that it knows.
-
-    Arguments:
-      compared: those of which the ones that were looked at are the best.
-
-    >>> starts_note(["data"], ["tensor"])
-    'overlap: the program is large, and the search began at the cheapest plan and at data; not at tensor'
-    >>> starts_note(["data"], ["tensor"], ["data", "ZeRO-3"]).split("plan and ")[1]
-    'at data, the best of 2 that were compared on one of its equal layers (data, ZeRO-3); not at tensor'
-    """
-    at = f"at the cheapest plan and at {', '.join(looked)}" if looked else "at the cheapest plan alone"
-    if compared:
-        others = ", ".join(compared)
-        at += f", the best of {len(compared)} that were compared on one of its equal layers ({others})"
-    return f"overlap: the program is large, and the search began {at}; not at {', '.join(left)}"
 
 
 def effect_notes(graph: Graph, placement: Placement) -> list[str]:
@@ -116,19 +94,12 @@ def strict_notes(strict: PlanData, usual: PlanData) -> tuple[str, ...]:
     )
 
 
-def large_notes(hardware: Hardware) -> tuple[str, ...]:
-    """Of a program that is too large for a search with overlap, where there is any."""
-    if hardware.platform not in OVERLAPPING:
-        return ()
-    return ("overlap: the program is too large on so many axes, and keeps the cheapest plan without overlap",)
-
-
 def fitted_note(limit_bytes: float, needed_bytes: float, fastest_seconds: float, seconds: float) -> str:
     """Of a plan that is not the fastest one because that needs too much memory.
 
     >>> fitted_note(8e10, 9e10, 2.0, 2.1).split("; ")[1]
     'this one is 5.0 % slower, one thing after the other'
-    >>> fitted_note(8e10, 9e10, 2.0, 1.8).split("; ")[1]  # that was found in too little time
+    >>> fitted_note(8e10, 9e10, 2.0, 1.8).split("; ")[1]
     'this one is 10 % faster, one thing after the other'
     """
     more = 100 * (seconds / fastest_seconds - 1) if fastest_seconds > 0 else 0.0
@@ -137,18 +108,6 @@ def fitted_note(limit_bytes: float, needed_bytes: float, fastest_seconds: float,
     return (
         f"planned to fit into {bytes_text(limit_bytes)} per device: the fastest plan would need "
         f"{bytes_text(needed_bytes)}; this one is {slower}, one thing after the other"
-    )
-
-
-def known_layout_note(what: str) -> str:
-    """Of a plan that fits, where there was no time to look for the best of these.
-
-    >>> known_layout_note("ZeRO-3")
-    'the fastest plan does not fit, and there was no time to search under the limit on memory; this is ZeRO-3'
-    """
-    return (
-        "the fastest plan does not fit, and there was no time to search under the limit on memory; "
-        f"this is {what}"
     )
 
 
@@ -162,35 +121,15 @@ def again_notes(physical: Physical) -> tuple[str, ...]:
     return (f"{whose} boxed again for later uses instead of being kept, since memory is short",)
 
 
-def time_notes(chosen: ChosenSignatures, request: Request) -> tuple[str, ...]:
-    """A remark on signatures that are not proven to be the best, if the time for the search is why."""
-    limit, left = request.terms.time_limit_seconds, request.seconds_left
-    # What is dearer for its shorter step was compared with the cheapest.
-    seconds = chosen.seconds if chosen.cheapest_seconds is None else chosen.cheapest_seconds
-    proven = seconds - chosen.bound <= SAME * seconds
-    # A search that has used less has ended by itself: neither its plan nor its bound became any better.
-    if proven or limit is None or left is None or left > limit / 2:
-        return ()
-    return (
-        f"the search ended at its time limit of {limit:g} s; a faster plan may be found in more: "
-        f"Options(time_limit={4 * limit:g})",
-    )
+LARGE_NOTE = "the program is too large on so many axes: no plan but the cheapest was looked at with overlap"
 
 
-LATE_SHARE, LATE_SECONDS = 0.1, 0.1
-"""What planning may take beyond its limit, as a part of that, and at least, before the plan says so."""
+def cut_note(time_limit_seconds: float | None) -> str:
+    """Of a search that the user's time has ended.
 
-
-def late_notes(request: Request) -> tuple[str, ...]:
-    """A remark where a plan could not be had within the limit on time."""
-    limit, phases = request.terms.time_limit_seconds, request.phases
-    if limit is None or math.isinf(request.deadline):
-        return ()
-    late = phases.now() - request.deadline
-    if late <= max(LATE_SHARE * limit, LATE_SECONDS):
-        return ()
-    needed = limit + late - phases.optional_seconds
-    return (
-        f"planning took {limit + late:.1f} s, more than Options(time_limit={limit:g}): to read this program, "
-        f"to find any plan and to write it down take {needed:.1f} s here; little else was done",
-    )
+    >>> cut_note(5.0)
+    'the search was cut off by Options(time_limit=5): a faster plan may be found with Options(time_limit=20)'
+    """
+    limit = time_limit_seconds or 0.0
+    more = f"Options(time_limit={4 * limit:g})" if limit else "more"
+    return f"{CUT_OFF}Options(time_limit={limit:g}): a faster plan may be found with {more}"

@@ -147,6 +147,8 @@ def together(same: Sequence[Collective]) -> Collective:
     )
 
 
+CUT_OFF = "the search was cut off by "
+"""How the note begins of a search that was."""
 SAME = 1e-7
 """Seconds that differ by less than this part are the same: sums of tens of thousands of terms."""
 
@@ -218,6 +220,11 @@ class PlanData:
     def parts(self) -> tuple[PlanData, ...]:
         """The plan of each placement; mostly there is one."""
         return self.stages or (self,)
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether `Options(time_limit=...)` has ended a search for it."""
+        return any(note.startswith(CUT_OFF) for p in (self, *self.stages) for note in p.notes)
 
     @property
     def has_program(self) -> bool:

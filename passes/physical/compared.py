@@ -6,10 +6,11 @@ every parallelism is solved on the network folded, all of them with the same cla
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sbp.passes.physical.exposure import Exposure, Shares
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.fold import fold_alike, numbers_of
 from sbp.passes.plan.model import Model
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
@@ -51,24 +52,20 @@ def compared(
     shares: Shares,
     seeds: Sequence[tuple[SeedUse, ...]],
     tensors: SeedTensors,
-    seconds_left: Callable[[], float],
+    effort: Effort,
 ) -> list[ComparedSeed]:
     """Parallelisms, the cheapest first; without those that no plan has.
 
     Arguments:
       shares: what part of each move counts.
-      seconds_left: for all of them; those that there is no time for are left out.
+      effort: counts the work.
     """
     edges, found = exposure.weighted_edges(shares), list[ComparedSeed]()
     unaries = [restricted(model, seed, tensors) for seed in seeds]
     weighted = [exposure.weighted_unary(shares, unary) for unary in unaries]
     for seed, unary, folded in zip(seeds, unaries, fold_alike(weighted, edges, HOPS), strict=True):
-        left = seconds_left()
-        if left <= 0.0:
-            break
         try:
-            limit = None if math.isinf(left) else left
-            solution = solve(folded.network, time_limit_seconds=limit, proves=False)
+            solution = solve(folded.network, effort=Effort(effort.count), proves=False)
         except Infeasible:
             continue
         if math.isfinite(solution.cost):

@@ -39,7 +39,8 @@ class StepTimes:
     """What a plan takes.
 
     Arguments:
-      step_seconds, seconds: with overlap and what it takes beyond the program, and one thing after the other.
+      step_seconds, seconds: in XLA's own order, with the copies at its end and what it takes beyond the
+        program; and one thing after the other.
       sent, exposed: seconds per value that is moved, and what of them kernels wait.
       talked, waited: likewise per node that sends itself.
     """
@@ -95,13 +96,15 @@ class Clock:
         """What a plan takes."""
         return self.times_of(self.program(assignment), assignment.beyond_seconds)
 
-    def times_of(self, takes: Evaluator, beyond_seconds: float) -> StepTimes:
+    def times_of(self, takes: Evaluator, beyond_seconds: float, *, by_list: bool = False) -> StepTimes:
         """What a program takes.
 
         Arguments:
           beyond_seconds: what others take for what it sends and is sent.
+          by_list: whether collectives are exposed as in the list schedule, not in XLA's own order.
         """
-        run = takes.overlapped()
+        step = takes.scheduled()
+        run = takes.overlapped() if by_list else step
         sent, exposed, talked, waited = (defaultdict[int, float](float) for _ in range(4))
         # What ops that run again make is none of the program's values: the search has other ids for it.
         known = len(self.candidates.graph.values)
@@ -114,16 +117,7 @@ class Clock:
                 for k, (_, seconds) in enumerate(takes.communication_times(e.step)):
                     talked[e.step.node.id] += e.assumed * seconds
                     waited[e.step.node.id] += run.exposed_of(e.step, k)
-        step_seconds = run.seconds + beyond_seconds
-        return StepTimes(step_seconds, takes.seconds(), sent, exposed, talked, waited)
-
-    def scheduled_seconds(self, assignment: ChosenSignatures, donated: Sequence[int] = ()) -> float:
-        """The step of a plan in XLA's own order, with the copies at its end.
-
-        Arguments:
-          donated: positions of the inputs whose memory the results may take.
-        """
-        return self.program(assignment, donated).scheduled().whole_seconds + assignment.beyond_seconds
+        return StepTimes(step.whole_seconds + beyond_seconds, takes.seconds(), sent, exposed, talked, waited)
 
 
 class Exposure:

@@ -12,7 +12,6 @@ device's is taken.
 import heapq
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
@@ -85,13 +84,6 @@ def hidden_order(ops: Sequence[HidingOp]) -> list[tuple[int, bool]]:
     """
     found = walk(_arrays(ops), EDGE_SECONDS)
     return [(x >> 1, bool(x & 1)) for x in found[::-1].tolist()]
-
-
-@cache
-def have_walk_ready() -> None:
-    """Has the walk as machine code: to compile it, the first time of all, takes seconds."""
-    sent = HidingOp((0,), 1.0, sends=True, holds_wires=False, position=1)
-    hidden_order([HidingOp((), 1.0, sends=False, holds_wires=False, position=0), sent])
 
 
 def _arrays(ops: Sequence[HidingOp]) -> HidingArrays:

@@ -5,14 +5,17 @@ gather of a loss seems cheaper than its all-reduce, which would leave with those
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from sbp.passes.physical.evaluate import Evaluator, executed
+from sbp.passes.boxing.paths import Boxing
+from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.program import Box
+from sbp.passes.plan.indexed import IndexedTable
 from sbp.passes.plan.model import Model
 from sbp.passes.plan.network import CostNetwork, Table
+from sbp.signature import NdSbp
 
 LATENCIES = 2.0
 """A collective that takes no more than so many of its latencies sends hardly a byte."""
@@ -35,11 +38,22 @@ def _is_small(takes: Evaluator, box: Box) -> bool:
     return takes.box_seconds(box) <= LATENCIES * latency
 
 
-def sent_bytes(takes: Evaluator) -> float:
-    """What one device sends in the moves of a program."""
-    return sum(
-        e.times * takes.box_bytes(e.step) for e in executed(takes.physical.steps) if isinstance(e.step, Box)
-    )
+def exposed_moves(takes: Evaluator, least_seconds: float) -> list[list[Box]]:
+    """The moves that kernels wait for, those of equal tensors together, the longest wait first.
+
+    Arguments:
+      least_seconds: what is waited for less is left out.
+    """
+    run, graph = takes.scheduled(), takes.physical.graph
+    waits, moves = defaultdict[Hashable, float](float), defaultdict[Hashable, list[Box]](list)
+    for step in takes.physical.steps:
+        if isinstance(step, Box) and step.value < len(graph.values) and takes.box_bytes(step) > 0:
+            value = graph.values[step.value]
+            key = value.shape, str(value.dtype), step.move
+            waits[key] += run.exposed_of(step)
+            moves[key].append(step)
+    order = sorted((key for key in waits if waits[key] > least_seconds), key=lambda key: -waits[key])
+    return [moves[key] for key in order]
 
 
 def network_without(model: Model, network: CostNetwork, moves: Sequence[Box]) -> CostNetwork:
@@ -48,22 +62,28 @@ def network_without(model: Model, network: CostNetwork, moves: Sequence[Box]) ->
     Arguments:
       model, network: as `Model.build` has made them.
     """
-    values = defaultdict[int, list[Box]](list)
+    values = defaultdict[int, list[tuple[NdSbp, NdSbp]]](list)
     for box in moves:
-        values[box.value].append(box)
-    edges = [
-        (i, j, _forbidden(model, e, table, values[v])) if v in values else (i, j, table)
-        for e, ((i, j, table), v) in enumerate(zip(network.edges, model.edge_values, strict=True))
-    ]
+        values[box.value].append((box.move.before, box.move.after))
+    known, edges = dict[Hashable, Table](), list[tuple[int, int, Table]]()
+    for e, ((i, j, table), v) in enumerate(zip(network.edges, model.edge_values, strict=True)):
+        if v in values:
+            # Tables that are one stay one: what the solver finds of a layer serves all of them.
+            key = id(table), id(model.edges[e][2]), tuple(values[v])
+            if key not in known:
+                known[key] = _forbidden(model.edges[e][2], model.boxing(v), table, values[v])
+            table = known[key]
+        edges.append((i, j, table))
     return CostNetwork(network.unary, tuple(edges))
 
 
-def _forbidden(model: Model, edge: int, table: Table, moves: Sequence[Box]) -> Table:
+def _forbidden(
+    indexed: IndexedTable, boxing: Boxing, table: Table, moves: Sequence[tuple[NdSbp, NdSbp]]
+) -> Table:
     """The table of an edge, infinite where it needs one of these moves."""
-    indexed, boxing = model.edges[edge][2], model.boxing(moves[0].value)
     needs = np.zeros(table.shape, dtype=bool)
-    for box in moves:
-        before, after = boxing.index[box.move.before], boxing.index[box.move.after]
+    for before, after in moves:
         # Columns behind those of the signatures are of ops that take a sum as a sum.
-        needs |= (indexed.rows == before)[:, None] & (indexed.columns % len(boxing.universe) == after)[None]
+        columns = indexed.columns % len(boxing.universe) == boxing.index[after]
+        needs |= (indexed.rows == boxing.index[before])[:, None] & columns[None]
     return np.where(needs, np.inf, table)

@@ -33,7 +33,7 @@ from sbp.passes.physical.kernels import Buffer, Kernels, is_row_by_row, kernels
 from sbp.passes.physical.layouts import Turned, turned
 from sbp.passes.physical.order import BodyOrder, Turns, turns
 from sbp.passes.physical.pools import places
-from sbp.passes.physical.program import Border, Box, Step, Version
+from sbp.passes.physical.program import Border, Box, Physical, Step, Version
 from sbp.passes.physical.schedule_nodes import sent_together
 from sbp.passes.physical.trips import TripOps, peeled_ops, sent_later, sunk_into, trip_ops
 from sbp.passes.physical.whole import WholeProgram
@@ -376,3 +376,18 @@ def _inside(op: KernelOp, sizes: ShardSizes, seconds: Seconds | None) -> list[Li
 def _body(trip: TripOps, sizes: ShardSizes, seconds: Seconds | None) -> list[Live]:
     spaces = Spaces(trip.taken, frozenset(trip.taken), seconds, in_loop=True)
     return alive(kernels(trip.ops, sizes, trip.whole, trip.held), sizes, spaces)
+
+
+@dataclass(frozen=True)
+class SmallestPeak:
+    """The least memory that plans are known to need.
+
+    Arguments:
+      physical: the program with the smallest peak that was found.
+      bytes: what it needs, by the evaluator.
+      bound_bytes: what every plan needs, as the search counts it.
+    """
+
+    physical: Physical
+    bytes: float
+    bound_bytes: float

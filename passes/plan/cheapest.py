@@ -1,67 +1,75 @@
-"""The cheapest assignment of a program, by the solver; and a bound that holds however versions are made."""
+"""The cheapest assignment of a program, by the solver; and bounds that hold however versions are made."""
 
-import time
+from collections.abc import Sequence
 
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.plan.candidates import Candidates
+from sbp.passes.plan.cost import Shards, seconds_of
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.indexed import IndexedNetwork
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
 from sbp.passes.plan.narrow import solve_indexed
 from sbp.passes.plan.solve import Progress
-
-SOLVER_SHARE = 0.25
-"""Of what building the model takes, for the solver at least: a plan of less is not worth the model."""
+from sbp.passes.program.control import assumed_trips
+from sbp.passes.program.graph import Node
 
 
 def relaxed_bound(
-    candidates: Candidates, boundary: Boundary, boxings: Boxings, time_limit_seconds: float | None
+    candidates: Candidates, boundary: Boundary, boxings: Boxings, effort: Effort | None
 ) -> float:
     """What no plan can be cheaper than, whatever versions of a value others are made from; not tight."""
     model = Model(candidates, boundary, boxings, relaxed=True)
     network = model.build_indexed()
     ends = {x for x in (*model.inputs, *model.outputs) if x is not None}
     sent = sum(float(model.unary[x].max()) for x in ends)
-    return solve_indexed(network, time_limit_seconds=time_limit_seconds).bound - sent
+    return solve_indexed(network, effort=effort).bound - sent
 
 
 def choose(
     candidates: Candidates,
     boundary: Boundary,
     boxings: Boxings,
-    time_limit_seconds: float | None,
+    effort: Effort | None,
     progress: Progress | None = None,
 ) -> ChosenSignatures:
     """The cheapest assignment that the solver finds, with its proven bound.
-
-    Arguments:
-      time_limit_seconds: for the model and the solver; None for no limit. The solver has some time even where
-        the model has taken all.
 
     Raises:
       Infeasible: if the pins exclude each other.
     """
     model = Model(candidates, boundary, boxings)
-    network, seconds = built(model, time_limit_seconds)
-    return cheapest(model, network, seconds, progress)
-
-
-def built(model: Model, time_limit_seconds: float | None) -> tuple[IndexedNetwork, float | None]:
-    """The network of a model, and what building it leaves of the time: some even where it took all."""
-    begun = time.monotonic()
-    network = model.build_indexed()
-    if time_limit_seconds is None:
-        return network, None
-    taken = time.monotonic() - begun
-    return network, max(time_limit_seconds - taken, SOLVER_SHARE * taken)
+    return cheapest(model, model.build_indexed(), effort, progress)
 
 
 def cheapest(
-    model: Model, network: IndexedNetwork, time_limit_seconds: float | None, progress: Progress | None = None
+    model: Model, network: IndexedNetwork, effort: Effort | None, progress: Progress | None = None
 ) -> ChosenSignatures:
     """The same of a model that is built.
 
     Raises:
       Infeasible: if the pins exclude each other.
     """
-    solution = solve_indexed(network, time_limit_seconds=time_limit_seconds, progress=progress)
+    solution = solve_indexed(network, effort=effort, progress=progress)
     return model.chosen(solution.states, solution.cost, solution.bound)
+
+
+def least_seconds(candidates: Candidates, boxings: Boxings) -> float:
+    """What the ops of a program take at least, however values are boxed: no plan takes less."""
+    found, known, shards = 0.0, dict[object, float](), Shards()
+
+    def add(nodes: Sequence[Node], times: int) -> None:
+        nonlocal found
+        for node in nodes:
+            for body in node.bodies:
+                add(body.nodes, times * assumed_trips(node))
+            if node.bodies:
+                continue
+            strategies, traffic = candidates.strategies[node.id], candidates.traffic.get(node.id)
+            key = id(strategies), traffic
+            if key not in known:
+                graph, network = candidates.graph, boxings.network
+                known[key] = min(seconds_of(graph, node, strategies, network, traffic, shards))
+            found += times * known[key]
+
+    add(candidates.graph.nodes, 1)
+    return found

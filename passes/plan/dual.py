@@ -11,10 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.passes.plan import sweeps
+from sbp.passes.plan.effort import WorkCount
 from sbp.passes.plan.flat import FlatNetwork, Indices
 from sbp.passes.plan.network import CostNetwork, Table
 
 _NO_EXCESS = sweeps.no_excess()
+SWEPT_CELL_SECONDS = 1e-9
+"""What a sweep takes for each cell of a table, at each of its two ends."""
 
 
 class Dual:
@@ -24,12 +27,14 @@ class Dual:
     true bounds; one above what an optimum can lose on an edge makes them as good as infinity would.
     """
 
-    def __init__(self, flat: FlatNetwork, ceiling: float) -> None:
+    def __init__(self, flat: FlatNetwork, ceiling: float, count: WorkCount | None = None) -> None:
         self.given = flat
         self.flat = flat.filled(ceiling)
         self.theta = self.flat.theta.copy()
         self.messages = np.zeros(int(flat.message[-1]))
         """What nodes have put on their edges."""
+        self.count = WorkCount() if count is None else count
+        self.sweep_seconds = SWEPT_CELL_SECONDS * flat.cells
 
     def sweep(self, forward: bool, excess: Table = _NO_EXCESS) -> float:
         """One sweep; returns the bound after it (up to rounding).
@@ -37,6 +42,7 @@ class Dual:
         Given `excess`, a place per state, raises it to what each state at least adds to the bound before
         the sweep.
         """
+        self.count.add(self.sweep_seconds)
         return sweeps.sweep(self.flat, self.theta, self.messages, excess, forward)
 
     def bound(self) -> float:

@@ -47,6 +47,13 @@ class FlatNetwork(NamedTuple):
         """States of each node."""
         return np.diff(self.offsets)
 
+    @property
+    def cells(self) -> int:
+        """Cells of the tables that a sweep goes through."""
+        sizes = self.sizes
+        ends = np.repeat(sizes, np.diff(self.first))
+        return int(ends @ sizes[self.other])
+
     def split(self, values: Table) -> list[Table]:
         """Views of an array over all states, one per node."""
         return np.split(values, self.offsets[1:-1])

@@ -4,12 +4,12 @@ The network is reduced first, as far as that is exact whatever loads add up to; 
 """
 
 import math
-import time
 
 import numpy as np
 
 from sbp.passes.plan import forests, sweeps
 from sbp.passes.plan.budget import Budget, flat_budget
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat import Indices, flat_network
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.plan.parts import ceiling_of, least_of
@@ -28,6 +28,10 @@ _POLISH_CHUNKS = 9
 _EVERY_NODE = 1 << 60
 _DISCOUNTS = (1.0, 0.5, 0.0)
 """Parts of the prices, in turn: at full ones nobody takes the room that is left for what is little worth."""
+REDUCING_SHARE = 0.3
+"""Of the effort, for reducing a network at the most."""
+_VISIT_SECONDS = 2e-9
+"""What moving a node takes for each cell of its tables."""
 _FOREST_NODES = 4096
 """Largest forest of a move."""
 
@@ -38,13 +42,10 @@ class Improving:
     Arguments as of `solve_within`.
     """
 
-    def __init__(
-        self, network: CostNetwork, budget: Budget, limit_seconds: float | None, good_gap: float
-    ) -> None:
+    def __init__(self, network: CostNetwork, budget: Budget, effort: Effort, good_gap: float) -> None:
         self.network, self.budget, self.good_gap = network, budget, good_gap
-        self.start = time.monotonic()
-        self.seconds = math.inf if limit_seconds is None else limit_seconds
-        self.reduction = reduce_network(network, lambda: self._spent(0.3), budget.loads)
+        self.effort = effort
+        self.reduction = reduce_network(network, effort.part(REDUCING_SHARE), budget.loads)
         kernel = self.reduction.kernel
         flat = flat_network(kernel)
         self.loads = self.reduction.loads
@@ -54,7 +55,7 @@ class Improving:
         self.flat = flat.filled(ceiling)
         self.finite = least_of(kernel) + 0.9999 * ceiling
         """What is dearer has an infinite entry."""
-        self.prices = Prices(flat, self.flat_budget, ceiling, self.reduction.constant)
+        self.prices = Prices(flat, self.flat_budget, ceiling, self.reduction.constant, effort)
         self.work = forests.workplace(flat, self.flat_budget, 1)
         self.states: Indices | None = None
         self.cost = math.inf
@@ -67,12 +68,11 @@ class Improving:
         """Moves from these states on, at the prices of now; higher ones where they do not fit."""
         states = states.copy()
         use = forests.use_of(self.flat_budget, states)
-        hastens = self.seconds < math.inf or self.good_gap
-        visits = _POLISH_VISITS * states.size if hastens else _EVERY_NODE
+        visits = _POLISH_VISITS * states.size if self.hastens else _EVERY_NODE
         nodes = max(1, visits // _POLISH_CHUNKS)
         prices, idle = self.prices.at, 0
         for chunk in range(_POLISH_MOVES // _CHUNK_MOVES):
-            if self._spent() or chunk * nodes >= visits or idle == len(_DISCOUNTS):
+            if self.effort.is_spent or chunk * nodes >= visits or idle == len(_DISCOUNTS):
                 break
             fits = bool((use <= self.flat_budget.room).all())
             theta = self._priced(prices * _DISCOUNTS[chunk % len(_DISCOUNTS)] if fits else prices)
@@ -80,6 +80,7 @@ class Improving:
                 self.flat, self.flat_budget, theta, self.work, states, use, _CHUNK_MOVES, nodes,
                 _FOREST_NODES, self.noise,
             )  # fmt: skip
+            self._moved(nodes)
             idle = idle + 1 if nearer == 0.0 and gained >= -self.least_gain else 0
             over = use > self.flat_budget.room
             if over.any():
@@ -98,6 +99,7 @@ class Improving:
                 self.flat, free, theta, self.work, states, use, _CHUNK_MOVES, states.size,
                 _FOREST_NODES, self.noise,
             )  # fmt: skip
+            self._moved(states.size)
             if gained >= -self.least_gain:
                 break
         return states
@@ -129,5 +131,12 @@ class Improving:
         forests.price_loads(self.flat_budget, prices, theta, self.flat.offsets)
         return theta
 
-    def _spent(self, share: float = 1.0) -> bool:
-        return time.monotonic() - self.start >= share * self.seconds
+    def _moved(self, nodes: int) -> None:
+        """Counts moves of so many nodes; where there are few of them each is visited many times."""
+        visits = min(nodes, _CHUNK_MOVES * self.flat.turn.size)
+        self.effort.count.add(_VISIT_SECONDS * visits * (1 + self.flat.cells / max(1, self.flat.turn.size)))
+
+    @property
+    def hastens(self) -> bool:
+        """Whether it ends before nothing improves any more."""
+        return math.isfinite(self.effort.end) or self.good_gap > 0.0

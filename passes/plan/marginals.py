@@ -6,7 +6,6 @@ give every alternative a lower bound; those with the lowest are solved first, un
 """
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from sbp.passes.plan.budget import Load
 from sbp.passes.plan.dual import Dual
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat import flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Solution, Table
 from sbp.passes.plan.reduce import Reduction, reduce_network
@@ -47,19 +47,19 @@ class HeldSolutions:
 
 
 def cheapest_held(
-    network: CostNetwork, alternatives: Sequence[HeldStates], wanted: int, time_limit_seconds: float
+    network: CostNetwork, alternatives: Sequence[HeldStates], wanted: int, effort: Effort
 ) -> HeldSolutions:
     """The cheapest of some alternatives.
 
     Arguments:
       alternatives: all of the same variables.
       wanted: how many of them are to be found.
-      time_limit_seconds: for all of them. Each has a share; of one that needs more the best assignment so far
+      effort: for all of them. Each has a share; of one that needs more the best assignment so far
         is taken, with its bound.
     """
     if not alternatives:
         return HeldSolutions((), 0, 0, 0)
-    deadline, share = time.monotonic() + time_limit_seconds, time_limit_seconds / (SHARES * wanted)
+    share = effort.left / (SHARES * wanted)
     kernel = _Kernel(network, sorted(alternatives[0]))
     # Where several variables are held, no bound is as near as what their states add to it together.
     ordered = sorted(range(len(alternatives)), key=lambda i: (kernel.near(alternatives[i]), i))
@@ -71,11 +71,11 @@ def cheapest_held(
             impossible += 1
         elif len(costs) >= wanted and bound >= costs[wanted - 1][0]:
             slower += 1
-        elif costs and time.monotonic() > deadline:
+        elif costs and effort.is_spent:
             unknown += 1
         else:
             try:
-                solution = kernel.solved(alternatives[i], share)
+                solution = kernel.solved(alternatives[i], effort.at_most(share))
             except Infeasible:
                 impossible += 1
                 continue
@@ -157,7 +157,7 @@ class _Kernel:
         kept = [float(x[left[node]].min()) for node, x in enumerate(self.at_least) if node in left]
         return sum(kept) - sum(float(x.min()) for x in parts)
 
-    def solved(self, held: HeldStates, time_limit_seconds: float) -> Solution:
+    def solved(self, held: HeldStates, effort: Effort) -> Solution:
         """The cheapest assignment of the whole network with an alternative, as far as there is time."""
         left, kernel = self.states(held), self.reduction.kernel
         if any(not keep.size for keep in left.values()):
@@ -168,7 +168,7 @@ class _Kernel:
             (i, j, table[np.ix_(full[i], full[j])] if i in left or j in left else table)
             for i, j, table in kernel.edges
         )
-        found = solve(CostNetwork(unary, edges), time_limit_seconds=time_limit_seconds)
+        found = solve(CostNetwork(unary, edges), effort=effort)
         if found.cost == math.inf:
             return Solution((), math.inf, self.reduction.constant + found.bound)
         states = self.reduction.expand([int(k[s]) for k, s in zip(full, found.states, strict=True)])

@@ -7,11 +7,9 @@ searches over those. If what it finds is not above the level, then no state that
 plan, and the answer is as exact as without all this; otherwise the level is raised.
 """
 
-import math
-import time
-
 import numpy as np
 
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.fold import numbers_of
 from sbp.passes.plan.indexed import IndexedNetwork
@@ -32,6 +30,8 @@ _LEVELS = (0.1, 0.03, 0.01, 0.003, 0.001, 3e-4, 1e-4)
 """Levels to try, above the bound, relative to it."""
 _HIGHER = 4.0
 """Where no plan is possible below a level, its height above the bound grows by this many times itself."""
+_CELL_SECONDS = 1e-9
+"""What a sweep takes for each cell, there and back."""
 _STALLED = 1e-4
 """A pair of sweeps that raises the bound by less than this part of it is the last."""
 _ALIKE = 0.6
@@ -47,8 +47,10 @@ which the ends of the program are not told from its middle."""
 class Narrowing:
     """An indexed network, the bound on it, and what a plan with each state costs at least."""
 
-    def __init__(self, network: IndexedNetwork, dtype: type = np.float32) -> None:
-        self.network = network
+    def __init__(
+        self, network: IndexedNetwork, dtype: type = np.float32, effort: Effort | None = None
+    ) -> None:
+        self.network, self.effort = network, effort or Effort()
         self.wide = wide_network(network, dtype)
         self.theta = np.concatenate([network.unary[node] for node in network.order])
         self.messages = np.zeros(int(self.wide.message[-1]))
@@ -56,7 +58,7 @@ class Narrowing:
         self.bound = -np.inf
         self.rounding = 8.0 * float(np.finfo(dtype).eps)
 
-    def begin_alike(self, deadline: float) -> None:
+    def begin_alike(self) -> None:
         """Begins where sweeps over one node of each class end, if that is worth its time."""
         kinds = numbers_of([self.network.unary[node] for node in self.network.order])
         for hops, sweeps in _WIDE_SWEEPS if self.network.cells > _DOUBLE_CELLS else _ALIKE_SWEEPS:
@@ -68,12 +70,14 @@ class Narrowing:
             for _ in range(sweeps):
                 for forward in (True, False):
                     sweep_wide(small.wide, theta, messages, unseen, forward, self.rounding)
-                if time.monotonic() >= deadline:
+                self.effort.count.add(_CELL_SECONDS * small.wide.cells)
+                if self.effort.is_spent:
                     break
             self.theta, self.messages = spread(small, self.wide, theta, messages)
 
     def sweep(self) -> None:
         """There and back, once."""
+        self.effort.count.add(_CELL_SECONDS * self.wide.cells)
         for forward in (True, False):
             excess = np.zeros(self.theta.size)
             bound, noise = sweep_wide(self.wide, self.theta, self.messages, excess, forward, self.rounding)
@@ -81,13 +85,13 @@ class Narrowing:
                 np.maximum(self.at_least, self.bound + excess - noise, out=self.at_least)
             self.bound = bound - noise
 
-    def converge(self, deadline: float) -> None:
+    def converge(self) -> None:
         """Sweeps until they hardly raise the bound."""
-        self.begin_alike(deadline)
+        self.begin_alike()
         while True:
             before = self.bound
             self.sweep()
-            if self.bound - before <= _STALLED * abs(self.bound) or time.monotonic() >= deadline:
+            if self.bound - before <= _STALLED * abs(self.bound) or self.effort.is_spent:
                 return
 
     def release(self) -> None:
@@ -112,7 +116,7 @@ class Narrowing:
 
 
 def solve_indexed(
-    network: IndexedNetwork, *, time_limit_seconds: float | None = None, progress: Progress | None = None
+    network: IndexedNetwork, *, effort: Effort | None = None, progress: Progress | None = None
 ) -> Solution:
     """Cheapest assignment of an indexed network, with a bound as good as that of `solve`.
 
@@ -120,27 +124,22 @@ def solve_indexed(
       Infeasible: when every assignment contains an infinite cost.
     """
     if network.cells <= _DENSE_CELLS:
-        return solve(network.dense(), time_limit_seconds=time_limit_seconds, progress=progress)
-    deadline = math.inf if time_limit_seconds is None else time.monotonic() + time_limit_seconds
-    narrowing = Narrowing(network, np.float64 if network.cells <= _DOUBLE_CELLS else np.float32)
-    narrowing.converge(deadline)
+        return solve(network.dense(), effort=effort, progress=progress)
+    narrowing = Narrowing(network, np.float64 if network.cells <= _DOUBLE_CELLS else np.float32, effort)
+    narrowing.converge()
     narrowing.release()
-    return _search(network, narrowing, deadline, progress)
+    return _search(network, narrowing, progress)
 
 
-def _search(
-    network: IndexedNetwork, narrowing: Narrowing, deadline: float, progress: Progress | None
-) -> Solution:
+def _search(network: IndexedNetwork, narrowing: Narrowing, progress: Progress | None) -> Solution:
     """The best over the states below a level, which is raised to what that costs if that is above it."""
     level = narrowing.level(_KEPT_CELLS)
     while True:
         kept = narrowing.kept(level)
-        left = max(0.0, deadline - time.monotonic())
         try:
             if not all(keep.size for keep in kept):
                 raise Infeasible  # nothing is below the level
-            limit = None if math.isinf(left) else left
-            found = solve(network.dense(kept), time_limit_seconds=limit, progress=progress)
+            found = solve(network.dense(kept), effort=narrowing.effort, progress=progress)
         except Infeasible:
             if all(keep.size == theta.size for keep, theta in zip(kept, network.unary, strict=True)):
                 raise
@@ -149,7 +148,7 @@ def _search(
         states = tuple(int(keep[s]) for keep, s in zip(kept, found.states, strict=True))
         # What is left out costs at least the level.
         answer = Solution(states, found.cost, min(found.bound, level, found.cost))
-        if answer.gap == 0.0 or found.bound < level or time.monotonic() >= deadline:
+        if answer.gap == 0.0 or found.bound < level or narrowing.effort.is_spent:
             return answer
         if network.kept_cells(narrowing.kept(found.cost)) > _MOST_CELLS:
             return answer

@@ -1,12 +1,11 @@
 """The smallest peak: what to say of a budget that nothing is found to fit into."""
 
-from collections.abc import Callable
-
 import numpy as np
 
 from sbp.passes.plan import forests, sweeps
 from sbp.passes.plan.budget import FlatBudget
 from sbp.passes.plan.dual import Dual
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat import FlatNetwork, Indices
 from sbp.passes.plan.network import RELATIVE_NOISE, Table
 
@@ -22,7 +21,7 @@ _SHARPNESS = 8.0
 
 
 def least_peak(
-    flat: FlatNetwork, budget: FlatBudget, limit: float, states: Indices, out_of_time: Callable[[], bool]
+    flat: FlatNetwork, budget: FlatBudget, limit: float, states: Indices, effort: Effort
 ) -> tuple[Indices, float]:
     """States with the smallest peak found, starting from some, and a lower bound on the peak of any.
 
@@ -30,9 +29,9 @@ def least_peak(
     weights follow the average of what the cheapest assignments use (multiplicative weights). Costs count only
     as finite or not.
     """
-    search = _PeakSearch(flat, budget, limit - budget.room, states)
+    search = _PeakSearch(flat, budget, limit - budget.room, states, effort)
     for number in range(_ROUNDS):
-        if out_of_time() or search.peak <= search.lower * (1.0 + RELATIVE_NOISE):
+        if effort.is_spent or search.peak <= search.lower * (1.0 + RELATIVE_NOISE):
             break
         search.weigh(_SHARPNESS * (number + 1.0) ** 0.5)
         search.move()
@@ -42,14 +41,16 @@ def least_peak(
 class _PeakSearch:
     """Weights of times from below, moves from above."""
 
-    def __init__(self, flat: FlatNetwork, budget: FlatBudget, fixed: Table, states: Indices) -> None:
+    def __init__(
+        self, flat: FlatNetwork, budget: FlatBudget, fixed: Table, states: Indices, effort: Effort
+    ) -> None:
         self.forbidden = 1.0 + float(budget.bytes.sum())
         self.flat = flat._replace(
             theta=np.where(np.isinf(flat.theta), self.forbidden, 0.0),
             pool=np.where(np.isinf(flat.pool), self.forbidden, 0.0),
         )
         self.budget, self.fixed = budget, fixed
-        self.dual = Dual(self.flat, 0.0)
+        self.dual = Dual(self.flat, 0.0, effort.count)
         self.weights = np.zeros(fixed.size)
         self.average: Table | None = None
         self.work = forests.workplace(flat, budget, 1)

@@ -9,7 +9,6 @@ its body.
 """
 
 import math
-import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.passes.plan.budget import Budget
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.model import ChosenSignatures
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
@@ -55,21 +55,19 @@ class PricedStarts:
 
 
 def priced_starts(
-    model: RoomModel, network: CostNetwork, budget: Budget, fastest: ChosenSignatures, seconds: float
+    model: RoomModel, network: CostNetwork, budget: Budget, fastest: ChosenSignatures, effort: Effort
 ) -> PricedStarts:
     """States and a price to start from.
 
     Arguments:
       network: of the model, as it was built.
-      seconds: for all of it.
+      effort: for all of it.
     """
-    until = time.monotonic() + seconds
     starts = PricedStarts()
     for kept in (_as_fastest(model, fastest), _products_as_fastest(model, fastest)):
-        left = until - time.monotonic()
-        if left < 0.0:
+        if effort.is_spent:
             break
-        found, fits = _starts_among(kept, network, budget, fastest, left)
+        found, fits = _starts_among(kept, network, budget, fastest, effort)
         starts = found if found.states or not starts.states else starts
         if fits:
             break
@@ -81,15 +79,14 @@ def _starts_among(
     network: CostNetwork,
     budget: Budget,
     fastest: ChosenSignatures,
-    seconds: float,
+    effort: Effort,
 ) -> tuple[PricedStarts, bool]:
     """The same on some of the states of each node; and whether any keeps the limit."""
-    until = time.monotonic() + seconds
     try:
-        problem = _Priced(network, budget, kept, seconds / 4)
+        problem = _Priced(network, budget, kept, effort)
     except Infeasible:
         return PricedStarts(), False
-    free = problem.solved(0.0, seconds / 4)
+    free = problem.solved(0.0)
     excess = budget.peak_bytes(free) - budget.limit
     if excess <= 0.0:
         return PricedStarts((free,), free), True
@@ -97,10 +94,9 @@ def _starts_among(
     price, low, high = DEAR * abs(fastest.seconds) / excess, 0.0, math.inf
     fitting, others = list[tuple[float, tuple[int, ...]]](), list[tuple[int, ...]]()
     for _ in range(TRIES):
-        left = until - time.monotonic()
-        if left < 0.0:
+        if effort.is_spent:
             break
-        states = problem.solved(price, left / 2)
+        states = problem.solved(price)
         if budget.peak_bytes(states) <= budget.limit:
             fitting.append((network.cost(states), states))
             high = price
@@ -117,17 +113,16 @@ def _starts_among(
 class _Priced:
     """A network on some of its states, with a price for bytes; `busy` are the times at which they cost it."""
 
-    def __init__(self, network: CostNetwork, budget: Budget, kept: Sequence[Indices], seconds: float) -> None:
-        self.kept, self.busy = kept, np.zeros(0, dtype=np.int64)
-        until = time.monotonic() + seconds
+    def __init__(self, network: CostNetwork, budget: Budget, kept: Sequence[Indices], effort: Effort) -> None:
+        self.kept, self.busy, self.effort = kept, np.zeros(0, dtype=np.int64), effort
         loads = tuple(
             x if x.node < 0 else replace(x, bytes=x.bytes[kept[x.node]])
             for x in budget.loads
             if x.start < x.end
         )
-        self.reduction = reduce_network(_narrowed(network, kept), lambda: time.monotonic() > until, loads)
+        self.reduction = reduce_network(_narrowed(network, kept), effort, loads)
 
-    def solved(self, price: float, seconds: float) -> tuple[int, ...]:
+    def solved(self, price: float) -> tuple[int, ...]:
         """The cheapest states at a price for a byte at all busy times."""
         kernel = self.reduction.kernel
         unary = list(kernel.unary)
@@ -137,9 +132,9 @@ class _Priced:
                 # What is alive when nothing is short has a little price: of equal choices the smaller one.
                 share = (last - first) / self.busy.size + LITTLE * (x.end - x.start) / self.busy[-1]
                 unary[x.node] = unary[x.node] + price * share * x.bytes
-        network, limit = replace(kernel, unary=tuple(unary)), max(seconds, 0.05)
-        found = solve(network, time_limit_seconds=limit, proves=False)
-        if math.isinf(found.cost):  # on a busy machine; a start that is no plan is worth nothing
+        network = replace(kernel, unary=tuple(unary))
+        found = solve(network, effort=self.effort, proves=False)
+        if math.isinf(found.cost):  # a start that is no plan is worth nothing
             found = solve(network, proves=False)
         states = self.reduction.expand(found.states)
         return tuple(int(kept[k]) for kept, k in zip(self.kept, states, strict=True))

@@ -6,14 +6,15 @@ much, of a length that grows while it pays and else shrinks (a level method: Gof
 steps there are only two sweeps of TRW-S, so that neither waits for the other.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from sbp.passes.plan import forests, sweeps
 from sbp.passes.plan.budget import FlatBudget, Load
-from sbp.passes.plan.dual import Dual
+from sbp.passes.plan.dual import SWEPT_CELL_SECONDS, Dual
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat import FlatNetwork, Indices
 from sbp.passes.plan.fold import numbers_of
 from sbp.passes.plan.lifted import gathered, lifted_flat, spread
@@ -85,9 +86,11 @@ NO_PRICES = TimePrices(np.zeros(0, dtype=np.int64), np.zeros(0))
 class Prices:
     """Raises the bound step by step; `at` are the prices per byte and time, `best` those of its best."""
 
-    def __init__(self, flat: FlatNetwork, budget: FlatBudget, ceiling: float, constant: float) -> None:
+    def __init__(
+        self, flat: FlatNetwork, budget: FlatBudget, ceiling: float, constant: float, effort: Effort
+    ) -> None:
         self.flat, self.budget, self.constant = flat, budget, constant
-        self.dual = Dual(flat, ceiling)
+        self.dual = Dual(flat, ceiling, effort.count)
         self.at = np.zeros(budget.room.size)
         self.best = self.at
         self.lower = -np.inf
@@ -113,7 +116,7 @@ class Prices:
             self._level(swept, cost)
         return states
 
-    def begin_alike(self, spent: Callable[[], bool]) -> None:
+    def begin_alike(self, effort: Effort) -> None:
         """Sweeps over nodes that look alike at the prices of now, of each class over one: a network of many
         layers is where its sweeps would lead in the time of few. To be called before the first step."""
         dual = self.dual
@@ -127,11 +130,12 @@ class Prices:
             for _ in range(_ALIKE_SWEEPS):
                 for forward in (True, False):
                     sweeps.sweep(small.wide, theta, messages, sweeps.no_excess(), forward)
-                if spent():
+                effort.count.add(2 * SWEPT_CELL_SECONDS * small.wide.cells)
+                if effort.is_spent:
                     break
             dual.theta, dual.messages = spread(small, dual.flat, theta, messages)
             before, lower = lower, dual.bound() - self._paid_back()
-            if lower - before < _ALIKE_RISE * part * abs(lower + self.constant) or spent():
+            if lower - before < _ALIKE_RISE * part * abs(lower + self.constant) or effort.is_spent:
                 break
         if lower > self.lower:
             self.lower, self.best = lower, self.at

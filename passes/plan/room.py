@@ -7,7 +7,7 @@ what is kept: weights at rest in parts are gathered for the forward and again fo
 Counted are values that are written to memory, as they are made; what they are boxed to, from its boxing to
 the end of its use; arguments and results all the time. Copies take variables of their own: whether there is
 one depends on two choices. What the evaluator's kernels and bodies hold beside that is not counted, and it
-has the last word (passes/physical/fit.py).
+has the last word (passes/search/limited.py).
 """
 
 from collections.abc import Sequence
@@ -85,7 +85,8 @@ class RoomModel(Model):
         super().build_indexed()
         self.load_results()
         for v, uses in self.demand.items():
-            self.load_value(v, uses)
+            if uses:  # none of what would be made again for ops that are not run again themselves
+                self.load_value(v, uses)
         for v in dict.fromkeys(self.graph.inputs):
             if v not in self.demand:  # nobody uses it, and it is there all the same
                 self.load(self.supply[v].variable, 0, self.end + 1, self.sizes(v, self.supply[v].needs))

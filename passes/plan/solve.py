@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,11 +12,11 @@ from numpy.typing import NDArray
 
 from sbp.passes.plan import sweeps
 from sbp.passes.plan.dual import Dual
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.eliminate import Elimination, plan_elimination
 from sbp.passes.plan.flat import Indices, flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Solution, Table
 from sbp.passes.plan.parts import least_of, parts_of, restricted
-from sbp.passes.plan.ready import ready_seconds
 from sbp.passes.plan.reduce import reduce_network
 from sbp.passes.plan.stalled import FEW, NEAR, few_states, patient_bound
 
@@ -29,8 +28,10 @@ _PARTIAL_CELLS = 5e8
 """Eliminate over the best states up to this size: about a second."""
 _RESULT_CELLS = 1.2e8
 """Never keep more cells than this: 1 GB."""
-_CELLS_PER_SECOND = 2e8
-"""A cautious estimate, to keep a time limit."""
+_CELL_SECONDS, _PLANNED_SECONDS = 8e-9, 2e-5
+"""What an elimination takes for each of its cells, and to plan it for each node and each edge."""
+_LOOK_CELLS = 5e7
+"""Eliminate over no more where only states are asked for, no bound: in less than half a second."""
 _SWEEPS = 40
 """Pairs of sweeps between two looks at what can be fixed."""
 _SHRUNK = 0.7
@@ -51,68 +52,65 @@ _NOISE = 1e-10
 """Improvements below this part of the cost are not sought."""
 
 
-Progress = Callable[[float, float, float], None]
-"""Is told, now and then: the least cost found so far, the bound so far, and the seconds since the start."""
+Progress = Callable[[float, float], None]
+"""Is told, now and then: the least cost found so far, and the bound so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """Whom to tell of progress, when the search began, and what its cost and bound leave out."""
+    """Whom to tell of progress, and what its cost and bound leave out."""
 
     tell: Progress
-    start: float
     cost: float
     lower: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Effort:
-    """When to stop: at a time, and for improvements that are only rounding noise; whether the bound is asked
-    for; whom to tell."""
+class _Manner:
+    """How to search: when to stop, which improvements are only rounding noise, whether the bound is asked
+    for, whom to tell."""
 
-    deadline: float
+    effort: Effort
     noise: float
     proves: bool = True
     watch: _Watch | None = None
 
     def report(self, cost: float, lower: float) -> None:
         if self.watch is not None:
-            seconds = time.monotonic() - self.watch.start
-            self.watch.tell(cost + self.watch.cost, lower + self.watch.lower, seconds)
+            self.watch.tell(cost + self.watch.cost, lower + self.watch.lower)
 
-    def beside(self, cost: float, lower: float) -> _Effort:
+    def beside(self, cost: float, lower: float) -> _Manner:
         """For a part of a network of which the rest has this cost and this bound."""
         if self.watch is None:
             return self
         watch = replace(self.watch, cost=self.watch.cost + cost, lower=self.watch.lower + lower)
         return replace(self, watch=watch)
 
-    def untold(self) -> _Effort:
+    def untold(self) -> _Manner:
         """The same, and nobody is told: for a search inside a search."""
         return replace(self, watch=None)
 
-    def spent(self) -> bool:
-        return time.monotonic() >= self.deadline
-
     def plan(self, network: CostNetwork, max_cells: float, *, careful: bool = True) -> Elimination | None:
-        """An elimination of this size that fits into the time left."""
-        in_time = max(0.0, self.deadline - time.monotonic()) * _CELLS_PER_SECOND
-        return plan_elimination(
-            network, max_cells=min(max_cells, in_time), max_result_cells=_RESULT_CELLS, careful=careful
-        )
+        """An elimination of this size that fits into the effort left; it counts as run."""
+        self.effort.count.add(_PLANNED_SECONDS * (len(network.unary) + len(network.edges)))
+        most = min(max_cells, self.effort.left / _CELL_SECONDS, math.inf if self.proves else _LOOK_CELLS)
+        found = plan_elimination(network, max_cells=most, max_result_cells=_RESULT_CELLS, careful=careful)
+        if found is not None:
+            self.effort.count.add(_CELL_SECONDS * found.cells)
+        return found
 
 
 def solve(
     network: CostNetwork,
     *,
-    time_limit_seconds: float | None = None,
+    effort: Effort | None = None,
     progress: Progress | None = None,
     proves: bool = True,
 ) -> Solution:
     """Cheapest assignment of the network, with a proven lower bound on the cost of any.
 
-    Without a time limit the search ends when the gap is 0.0 or neither cost nor bound improves any more;
-    with one, the best assignment so far comes back with the bound so far (cost inf if none was found). The
+    The search ends when the gap is 0.0 or neither cost nor bound improves any more; where its effort is spent
+    before, the best assignment so far comes back with the bound so far (cost inf if none was found). The
     same network gives the same answer; of ties the lowest states win where they are chosen. In what is told
     to `progress`, unconnected parts of the network that are not looked at yet count with their least. What
     only raises the bound is left out unless it `proves`.
@@ -123,21 +121,18 @@ def solve(
     >>> solve(CostNetwork((np.array([0.0, 1.0]), np.array([3.0, 1.0])), ((0, 1, equal),)))
     Solution(states=(1, 1), cost=2.0, bound=2.0)
     """
-    limit = math.inf if time_limit_seconds is None else time_limit_seconds
-    start = time.monotonic()
-    effort = _Effort(start + limit, 0.0, proves)
-    reduction = reduce_network(network, effort.spent)
-    if progress is not None:
-        effort = replace(effort, watch=_Watch(progress, start, reduction.constant, reduction.constant))
+    effort = effort or Effort()
+    reduction = reduce_network(network, effort)
     scale = abs(reduction.constant) + abs(least_of(reduction.kernel))
-    answer = _solve_parts(reduction.kernel, None, replace(effort, noise=_NOISE * scale))
+    watch = progress and _Watch(progress, reduction.constant, reduction.constant)
+    answer = _solve_parts(reduction.kernel, None, _Manner(effort, _NOISE * scale, proves, watch))
     states = reduction.expand(answer.states)
     cost = network.cost(states)
     exact = answer.cost <= answer.bound
     return Solution(states, cost, cost if exact else min(cost, reduction.constant + answer.bound))
 
 
-def _solve_parts(network: CostNetwork, start: Sequence[int] | None, effort: _Effort) -> Solution:
+def _solve_parts(network: CostNetwork, start: Sequence[int] | None, manner: _Manner) -> Solution:
     """Each connected part by itself."""
     states = [0] * len(network.unary)
     costs, bounds = [0.0], [0.0]
@@ -150,7 +145,7 @@ def _solve_parts(network: CostNetwork, start: Sequence[int] | None, effort: _Eff
         )
         later -= least_of(part)
         given = None if start is None else [start[node] for node in nodes]
-        answer = _solve_part(part, given, effort.beside(math.fsum(costs) + later, math.fsum(bounds) + later))
+        answer = _solve_part(part, given, manner.beside(math.fsum(costs) + later, math.fsum(bounds) + later))
         for node, state in zip(nodes, answer.states, strict=True):
             states[node] = state
         costs.append(answer.cost)
@@ -158,22 +153,21 @@ def _solve_parts(network: CostNetwork, start: Sequence[int] | None, effort: _Eff
     return Solution(tuple(states), math.fsum(costs), math.fsum(bounds))
 
 
-def _solve_part(network: CostNetwork, start: Sequence[int] | None, effort: _Effort) -> Solution:
-    elimination = effort.plan(network, _DIRECT_CELLS, careful=False)
+def _solve_part(network: CostNetwork, start: Sequence[int] | None, manner: _Manner) -> Solution:
+    elimination = manner.plan(network, _DIRECT_CELLS, careful=False)
     if elimination is not None:
         states = elimination.run()
         cost = network.cost(states)
         return Solution(states, cost, cost)
-    # To compile the loops is no part of the search: no limit on it may end in a worse plan for that.
-    return _Search(network, start, replace(effort, deadline=effort.deadline + ready_seconds())).run()
+    return _Search(network, start, manner).run()
 
 
 class _Search:
     """Bound from below by sweeps, from above by decoding; delete the states that cannot pay; repeat."""
 
-    def __init__(self, network: CostNetwork, start: Sequence[int] | None, effort: _Effort) -> None:
+    def __init__(self, network: CostNetwork, start: Sequence[int] | None, manner: _Manner) -> None:
         self.network = network
-        self.effort = effort
+        self.manner = manner
         self.neighbours: list[list[tuple[int, Table]]] = [[] for _ in network.unary]
         for i, j, table in network.edges:
             self.neighbours[i].append((j, table.T))
@@ -185,15 +179,15 @@ class _Search:
         self._offer(self._descend(self.states))
 
     def run(self) -> Solution:
-        dual = Dual(self.flat, self._ceiling())
+        dual = Dual(self.flat, self._ceiling(), self.manner.effort.count)
         stalled = False
         while True:
             before = self.lower
             at_least = self._sweep(dual)
-            self.effort.report(self.cost, self.lower)
+            self.manner.report(self.cost, self.lower)
             if self._finished():
                 break
-            kept = self._below(at_least, self.cost - self.effort.noise)
+            kept = self._below(at_least, self.cost - self.manner.noise)
             left = sum(len(keep) for keep in kept) / sum(theta.size for theta in self.network.unary)
             if left <= (_SHRUNK_STALLED if stalled else _SHRUNK):
                 self._solve_rest(dual, kept)
@@ -204,23 +198,23 @@ class _Search:
                     break
             elif closed <= _SLOW * (self.cost - self.lower):
                 stalled = not self._choose_again(at_least)
-                if self._finished() or (stalled and not self.effort.proves):
+                if self._finished() or (stalled and not self.manner.proves):
                     break
-        if self.effort.proves and math.isfinite(self.cost) and not self._finished():
+        if self.manner.proves and math.isfinite(self.cost) and not self._finished():
             self._raise_bound()
         return Solution(tuple(self.states), self.cost, min(self.lower, self.cost))
 
     def _raise_bound(self) -> None:
         """Sweeps on where only the bound is short, if it is by more than little."""
-        near = NEAR * max(abs(self.cost), self.effort.noise / _NOISE)
+        near = NEAR * max(abs(self.cost), self.manner.noise / _NOISE)
         if self.cost - self.lower > near:
-            given = self.network, self._ceiling(), lambda: self.cost, near, self.effort.spent
+            given = self.network, self._ceiling(), lambda: self.cost, near, self.manner.effort
             self.lower = max(self.lower, patient_bound(*given, lambda x: self._offer(self._descend(x))))
 
     def _finished(self) -> bool:
-        if self.cost - self.lower <= self.effort.noise:
+        if self.cost - self.lower <= self.manner.noise:
             self.lower = self.cost
-        return self.cost <= self.lower or self.effort.spent()
+        return self.cost <= self.lower or self.manner.effort.is_spent
 
     def _ceiling(self) -> float:
         """What infinite entries may cost more than the least entry of their table, without loss."""
@@ -236,7 +230,7 @@ class _Search:
             self._offer(dual.decode(forward=False))
             bound = dual.sweep(forward=False)
             self._offer(dual.decode(forward=True))
-            if self.cost - bound <= self.effort.noise or self.effort.spent():
+            if self.cost - bound <= self.manner.noise or self.manner.effort.is_spent:
                 break
         base = dual.bound()
         excess = np.zeros(self.flat.theta.size)
@@ -261,12 +255,12 @@ class _Search:
         excluded = self.cost
         rest = dual.moved(kept)
         try:
-            reduction = reduce_network(rest, self.effort.spent)
+            reduction = reduce_network(rest, self.manner.effort)
         except Infeasible:
             self.lower = max(self.lower, excluded)
             return
         start = [int(keep.searchsorted(state)) for keep, state in zip(kept, self.states, strict=True)]
-        answer = _solve_parts(reduction.kernel, reduction.project(start), self.effort.untold())
+        answer = _solve_parts(reduction.kernel, reduction.project(start), self.manner.untold())
         states = reduction.expand(answer.states)
         self._offer([int(keep[state]) for keep, state in zip(kept, states, strict=True)])
         if answer.bound >= answer.cost:
@@ -279,13 +273,13 @@ class _Search:
         cost, tried = self.cost, False
         for count in FEW:
             kept = few_states(at_least, self.states, count)
-            elimination = self.effort.plan(restricted(self.network, kept), _PARTIAL_CELLS, careful=False)
+            elimination = self.manner.plan(restricted(self.network, kept), _PARTIAL_CELLS, careful=False)
             if elimination is not None:
                 self._take(elimination, kept)
             tried = tried or elimination is not None
-        if self.cost < cost - self.effort.noise or self._eliminate_over_best(at_least):
+        if self.cost < cost - self.manner.noise or self._eliminate_over_best(at_least):
             return True
-        if tried or not self.effort.proves or self._finished() or not math.isfinite(self.cost):
+        if tried or not self.manner.proves or self._finished() or not math.isfinite(self.cost):
             return False
         return self._improve_parts(at_least)
 
@@ -310,7 +304,7 @@ class _Search:
             # Fewer states can cost more: where layers keep different ones their tables are no longer equal.
             kept = self._below(at_least, math.inf if fraction == math.inf else threshold)
             cells = _FINAL_CELLS if whole else _PARTIAL_CELLS
-            elimination = self.effort.plan(restricted(self.network, kept), cells, careful=whole)
+            elimination = self.manner.plan(restricted(self.network, kept), cells, careful=whole)
             if elimination is None:
                 continue
             gap = self.cost - self.lower
@@ -324,14 +318,14 @@ class _Search:
         cost = self.cost
         seen: set[int] = set()
         for seed in range(len(self.states)):
-            if seed in seen or self.effort.spent():
+            if seed in seen or self.manner.effort.is_spent:
                 continue
             kept = self._below(at_least, self.cost)
             size = _PART_NODES
             while size > 1:
                 group = self._around(seed, size)
                 part = self._given_others(group, kept)
-                elimination = self.effort.plan(part, _PART_CELLS)
+                elimination = self.manner.plan(part, _PART_CELLS)
                 if elimination is not None:
                     states = list(self.states)
                     for node, state in zip(group, elimination.run(), strict=True):
@@ -340,7 +334,7 @@ class _Search:
                     break
                 size //= 2
             seen.update(self._around(seed, size // 2))
-        return self.cost < cost - self.effort.noise
+        return self.cost < cost - self.manner.noise
 
     def _around(self, seed: int, size: int) -> list[int]:
         """The nodes nearest to one, in ascending order."""
@@ -370,7 +364,7 @@ class _Search:
     def _offer(self, states: Sequence[int] | Indices) -> None:
         """Takes the states if they cost less; the exact sum, which takes longer, only where it may matter."""
         found = np.asarray(states, dtype=np.int64)
-        if sweeps.total_cost(self.flat, found) < self.cost + self.effort.noise:
+        if sweeps.total_cost(self.flat, found) < self.cost + self.manner.noise:
             listed = found.tolist()
             cost = self.network.cost(listed)
             if cost < self.cost:
@@ -379,5 +373,5 @@ class _Search:
     def _descend(self, states: Sequence[int] | Indices) -> Indices:
         """Change one node at a time for the better, until no change helps."""
         found = np.array(states, dtype=np.int64)
-        sweeps.descend(self.flat, found, self.effort.noise)
+        sweeps.descend(self.flat, found, self.manner.noise)
         return found

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.passes.plan.dual import Dual
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat import Indices, flat_network
 from sbp.passes.plan.network import CostNetwork, Table
 
@@ -88,7 +89,7 @@ def patient_bound(
     ceiling: float,
     cost: Callable[[], float],
     near: float,
-    spent: Callable[[], bool],
+    effort: Effort,
     offer: Callable[[Indices], object],
 ) -> float:
     """A bound by many sweeps from node to neighbour.
@@ -97,12 +98,12 @@ def patient_bound(
       ceiling: of infinite entries, as `Dual` has it.
       cost: the least that is known now.
       near: a gap to end with.
-      spent: whether the time is over.
+      effort: for all of it.
       offer: is told of assignments on the way.
     """
     order = breadth_first(network)
     near_first = reordered(network, order)
-    dual, bound = Dual(flat_network(near_first), ceiling), -math.inf
+    dual, bound = Dual(flat_network(near_first), ceiling, effort.count), -math.inf
     cells = sum(table.size for _, _, table in network.edges) + 1
     place = np.argsort(np.array(order, dtype=np.int64))
     for _ in range(min(ROUNDS, 1 + int(SWEPT_CELLS / (2 * ROUND * cells)))):
@@ -112,6 +113,6 @@ def patient_bound(
         before, bound = bound, max(bound, dual.bound())
         offer(dual.decode(forward=True)[place])
         gap = cost() - bound
-        if gap <= near or bound - before < CLOSED * gap or spent():
+        if gap <= near or bound - before < CLOSED * gap or effort.is_spent:
             break
     return bound

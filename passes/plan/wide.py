@@ -48,6 +48,11 @@ class Wide(NamedTuple):
     places: NDArray[np.int32]
     pool: Pool
 
+    @property
+    def cells(self) -> int:
+        """Cells of the cores that a sweep goes through."""
+        return int(self.width @ self.width[self.twin])
+
 
 @compiled
 def sweep_wide(

@@ -1,7 +1,6 @@
 """The cheapest assignment under a limit on what lives at once: prices from below, local search from above."""
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,6 +9,7 @@ import numpy as np
 from sbp.passes.plan import forests, sweeps
 from sbp.passes.plan.budget import Budget, Fitted, Load, flat_budget
 from sbp.passes.plan.combined import MOST, Known, cheapest_states, together
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.every import cheapest_of_all
 from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.improving import Improving
@@ -51,10 +51,8 @@ _STALLED_ROUNDS = 10
 """Without a time limit: rounds in which neither cost nor bound improve, before the search ends."""
 _PEAK_SHARE = 0.3
 """Part of the time kept for the smallest peak while nothing is found that fits."""
-_EXACT_SHARE = 0.3
-"""Part of the time left for one exact solution at fixed prices."""
-_EXACT_SECONDS = 20.0
-"""For it without a time limit: so many that it ends by itself on a busy machine too."""
+_EXACT_SHARE, _EXACT_SECONDS = 0.3, 20.0
+"""Part of the effort left for one exact solution at fixed prices, and so many seconds at the most."""
 _CHARGED_NODES = 500
 """Networks of fewer nodes are told no prices to begin with."""
 _NOISE = 1e-10
@@ -67,18 +65,18 @@ def solve_within(
     network: CostNetwork,
     budget: Budget,
     *,
-    time_limit_seconds: float | None = None,
+    effort: Effort | None = None,
     progress: Progress | None = None,
     good_gap: float = 0.0,
 ) -> Fitted:
     """Cheapest assignment that fits into the budget, as far as it is found, with a proven lower bound.
 
-    If none is found that fits: the one with the smallest peak found, and a lower bound on any peak. Without a
-    time limit the search ends when neither cost nor bound improve. Without one the answer is always the same.
+    If none is found that fits: the one with the smallest peak found, and a lower bound on any peak. Where its
+    effort has no end the search ends when neither cost nor bound improve.
 
     Arguments:
       good_gap: the search ends where the answer is proven to be this near to the best, as a part of its cost;
-        with one it ends before its time too, when neither cost nor bound improve.
+        with one it ends before its effort does too, when neither cost nor bound improve.
 
     Raises Infeasible (a ValueError) when every assignment contains an infinite cost.
 
@@ -89,13 +87,13 @@ def solve_within(
     >>> found.states, found.cost, found.peak_bytes
     ((1, 0), 2.0, 5.0)
     """
-    return LimitedSearch(network, budget, time_limit_seconds, progress, good_gap).run()
+    return LimitedSearch(network, budget, effort, progress, good_gap).run()
 
 
 class LimitedSearch(Improving):
     """Rounds of steps of prices and of moves, on what is left of the network.
 
-    Arguments as of `solve_within`; `unfit_seconds`: no longer than this while nothing is found that fits; and
+    Arguments as of `solve_within`; `unfit_seconds`: of work, no more while nothing is found that fits; and
     `is_part`: of another search, for some of its states; it ends where it improves no more.
     A search goes on under another limit from where it is.
     """
@@ -104,18 +102,20 @@ class LimitedSearch(Improving):
         self,
         network: CostNetwork,
         budget: Budget,
-        limit_seconds: float | None = None,
+        effort: Effort | None = None,
         progress: Progress | None = None,
         good_gap: float = 0.0,
         unfit_seconds: float = math.inf,
         *,
         is_part: bool = False,
     ) -> None:
-        super().__init__(network, budget, limit_seconds, good_gap)
-        self.unfit_seconds, self.is_part, self.progress = unfit_seconds, is_part, progress
+        super().__init__(network, budget, effort or Effort(), good_gap)
+        self.is_part, self.progress = is_part, progress
+        self.unfit = self.effort.at_most(unfit_seconds)
+        self.peaks = self.effort.part(1.0 - _PEAK_SHARE)
         self.known = Known()
         self.combined_seconds = 0.0
-        """That it took to bring together what is known, the last time."""
+        """Of work that it took to bring together what is known, the last time."""
         self.dear: TimePrices | None = None
         """Prices that hold for what is known together, until they are tried."""
         self.begun_at: list[Indices] = []
@@ -135,7 +135,7 @@ class LimitedSearch(Improving):
         if states is not None:
             self.start_from(states)
 
-    def go_on(self, limit: float, limit_seconds: float | None, taken: Sequence[Load] = ()) -> Fitted:
+    def go_on(self, limit: float, effort: Effort, taken: Sequence[Load] = ()) -> Fitted:
         """The answer under another limit, with the prices and the states that were found so far.
 
         Arguments:
@@ -151,8 +151,7 @@ class LimitedSearch(Improving):
         self.prices.to_budget(self.flat_budget, more)
         self.work = forests.workplace(self.flat, self.flat_budget, int(self.work.random[0]))
         self.solved_for = self.solved_at = self.prices.best
-        self.start = time.monotonic()
-        self.seconds = math.inf if limit_seconds is None else limit_seconds
+        self._allow(effort)
         self.states, self.cost, self.excess = None, math.inf, (True, math.inf)
         self.known.add(known)
         self.known.forget()
@@ -196,10 +195,9 @@ class LimitedSearch(Improving):
         self.prices.charge(np.where(busy, PROVING * price / max(int(busy.sum()), 1), 0.0))
         self.prices.are_held = True
 
-    def smallest(self, limit_seconds: float | None) -> Fitted:
+    def smallest(self, effort: Effort) -> Fitted:
         """States with the smallest peak found, and a lower bound on any."""
-        self.start = time.monotonic()
-        self.seconds = math.inf if limit_seconds is None else limit_seconds
+        self._allow(effort)
         self.states = None
         return self._answer()
 
@@ -212,9 +210,9 @@ class LimitedSearch(Improving):
         self._combine()
         self._try_dear()
         if self.rounds == 0 and self.flat.sizes.size >= _CHARGED_NODES:
-            self.prices.begin_alike(self._spent)
+            self.prices.begin_alike(self.effort)
         most = _PART_STALLED_ROUNDS if self.is_part else _STALLED_ROUNDS
-        while stalled < most or (self.seconds < math.inf and not self.good_gap):
+        while stalled < most or (math.isfinite(self.effort.end) and not self.good_gap):
             before = self.cost, self.prices.lower
             self._round()
             if self._finished():
@@ -250,7 +248,7 @@ class LimitedSearch(Improving):
                 self._polish(self._mixed(self.states, decoded))
         if self.progress is not None:
             constant = self.reduction.constant
-            self.progress(self.cost + constant, self.prices.lower + constant, time.monotonic() - self.start)
+            self.progress(self.cost + constant, self.prices.lower + constant)
 
     def _try_dear(self) -> bool:
         """Goes to the prices that hold for what is known together, if there are new ones."""
@@ -279,9 +277,8 @@ class LimitedSearch(Improving):
 
     def _combine(self) -> None:
         """The best of what is known together, and of that with what costs least by the bound."""
-        begun, paid = time.monotonic(), float(self.prices.best @ self.flat_budget.room)
-        is_late = self.seconds < math.inf and self.combined_seconds > self._left(_COMBINED_SHARE)
-        if self.is_part or is_late:
+        begun, paid = self.effort.count.seconds, float(self.prices.best @ self.flat_budget.room)
+        if self.is_part or self.combined_seconds > _COMBINED_SHARE * self.effort.left:
             return
         priced = self.flat._replace(theta=self._priced(self.prices.best))
         values = [sweeps.total_cost(priced, x) - paid for x in self.known.states]
@@ -292,7 +289,7 @@ class LimitedSearch(Improving):
             few = cheapest_states(self.flat.split(self.prices.excess()))
             among = [*([] if self.states is None else [self.states]), *self.known.states[:MOST]]
             self._best_among(among, [*among, *few])
-        self.combined_seconds = time.monotonic() - begun
+        self.combined_seconds = self.effort.count.seconds - begun
 
     def _best_among(self, known: Sequence[Indices], among: Sequence[Indices]) -> None:
         """The best of the states that some assignments have, and the prices there.
@@ -302,9 +299,9 @@ class LimitedSearch(Improving):
         """
         small = together(self.reduction.kernel, self.loads, among)
         budget = Budget(small.loads, self.budget.limit)
-        seconds = None if math.isinf(self.seconds) else self._left(_COMBINED_SHARE)
+        effort = self.effort.part(_COMBINED_SHARE)
         try:
-            inner = LimitedSearch(small.network, budget, seconds, None, _COMBINED_GAP, is_part=True)
+            inner = LimitedSearch(small.network, budget, effort, None, _COMBINED_GAP, is_part=True)
         except Infeasible:  # each of them has an infinite cost
             return
         for x in known:
@@ -326,15 +323,16 @@ class LimitedSearch(Improving):
             return self.nearest
         unary = np.split(self._priced(prices), self.flat.offsets[1:-1])
         kernel = replace(self.reduction.kernel, unary=tuple(unary))
-        found = solve(kernel, time_limit_seconds=self._left(_EXACT_SHARE))
-        # Where there was too little time for it there will not be enough later.
+        found = solve(kernel, effort=self.effort.part(_EXACT_SHARE).at_most(_EXACT_SECONDS))
+        # Where there was too little left for it there will not be enough later.
         self.solves = self._is_near(found.cost, found.bound)
         self.prices.prove(found.bound - float(prices @ self.flat_budget.room), prices)
         return np.array(found.states, dtype=np.int64)
 
-    def _left(self, share: float) -> float:
-        left = self.start + self.seconds - time.monotonic()
-        return max(share * left, 0.05) if math.isfinite(left) else _EXACT_SECONDS
+    def _allow(self, effort: Effort) -> None:
+        """Goes on with other effort."""
+        self.effort, self.unfit = effort, effort
+        self.peaks = effort.part(1.0 - _PEAK_SHARE)
 
     def _best_of_all(self) -> Fitted:
         """Every combination of states, where these are few."""
@@ -352,10 +350,9 @@ class LimitedSearch(Improving):
 
     def _finished(self) -> bool:
         if self.states is None:
-            late = time.monotonic() - self.start >= self.unfit_seconds
-            return self._nothing_fits() or late or self._spent(1.0 - _PEAK_SHARE)
+            return self._nothing_fits() or self.unfit.is_spent or self.peaks.is_spent
         good = max(self.noise, self.good_gap * abs(self.cost + self.reduction.constant))
-        return self.cost - self.prices.lower <= good or self._spent()
+        return self.cost - self.prices.lower <= good or self.effort.is_spent
 
     def _nothing_fits(self) -> bool:
         """Whether the bound is above what any assignment without an infinite entry costs."""
@@ -368,7 +365,7 @@ class LimitedSearch(Improving):
             found = self.nearest
         elif found is None:
             self.nearest, least = least_peak(
-                self.prices.flat, self.flat_budget, limit, self.nearest, self._spent
+                self.prices.flat, self.flat_budget, limit, self.nearest, self.effort
             )
             found = self.nearest
         states = self.reduction.expand(found.tolist())

@@ -138,7 +138,7 @@ AXIS = "group"
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class MeasuringEffort:
     """How much is measured.
 
     Arguments:
@@ -160,14 +160,14 @@ class Effort:
     sizes: tuple[int, ...] = (1 << 12, 1 << 15, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28)
 
 
-SMALL = Effort(0.01, 2, 2, (32, 64), 0.01, 1 << 16, (1 << 10, 1 << 14))
+SMALL = MeasuringEffort(0.01, 2, 2, (32, 64), 0.01, 1 << 16, (1 << 10, 1 << 14))
 """For tests: figures of no worth, within seconds."""
 
 
 def calibrate(
     devices: Sequence[JaxDevice] | None = None,
     name: str = "this machine",
-    effort: Effort | None = None,
+    effort: MeasuringEffort | None = None,
     said: Callable[[str], None] = lambda what: None,
 ) -> Calibration:
     """Measures the devices of this machine.
@@ -181,7 +181,7 @@ def calibrate(
     Raises:
       PlacementError: for no devices.
     """
-    given, effort = tuple(jax.devices() if devices is None else devices), effort or Effort()
+    given, effort = tuple(jax.devices() if devices is None else devices), effort or MeasuringEffort()
     if not given:
         why, fix = "there is nothing to measure", "jax.devices()"
         raise PlacementError(
@@ -217,7 +217,7 @@ class _Bench:
     """Devices to measure, and how long."""
 
     devices: tuple[JaxDevice, ...]
-    effort: Effort
+    effort: MeasuringEffort
 
     def mesh(self, ranks: int) -> Mesh:
         """As many groups of `ranks` devices as there are."""

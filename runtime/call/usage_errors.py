@@ -19,7 +19,7 @@ from sbp.communication.wire import WIRE_TYPES
 from sbp.compat.untyped import finfo
 from sbp.errors import Problem
 from sbp.hardware.catalogue import Hardware
-from sbp.options import FOLLOW, IGNORE, TIME_LIMIT_SECONDS, ExchangeOptions, Options, PipelineOptions
+from sbp.options import FOLLOW, IGNORE, ExchangeOptions, Options, PipelineOptions
 from sbp.passes.plan.solve import Progress
 from sbp.passes.request import Terms
 from sbp.passes.rows.lookups import Transfer
@@ -96,10 +96,16 @@ LEGAL: Mapping[object, LegalOption] = {
         "{name}=True",
     ),
     "time_limit": LegalOption(
-        "a number of seconds from 0 on, or None for the usual one",
+        "a number of seconds from 0 on, or None for no limit",
         lambda x: x is None or _seconds(x),
-        "it is how long planning may take",
+        "it is when planning is cut off",
         "time_limit=60.0",
+    ),
+    "effort": LegalOption(
+        "a number above 0",
+        lambda x: _seconds(x) and float(x) > 0.0,  # type: ignore[arg-type]
+        "it is how much is searched, and 1.0 is the usual",
+        "effort=2.0",
     ),
     "scan_kept": LegalOption(
         "a number from 0 to 1",
@@ -204,17 +210,11 @@ def _why_not(x: Any) -> str:
     return f"{name} has numbers from {float(info.min):.4g} to {float(info.max):.4g}: larger ones overflow"
 
 
-def _time_limit(options: Options) -> float | None:
-    """The limit on planning; None for none."""
-    if options.time_limit is None:
-        return TIME_LIMIT_SECONDS
-    return None if math.isinf(options.time_limit) else float(options.time_limit)
-
-
 def terms_of(options: Options, progress: Progress | None = None) -> Terms:
     """The options of every placement of a program; and the function that takes the progress of a search."""
     return Terms(
-        time_limit_seconds=_time_limit(options),
+        effort=float(options.effort),
+        time_limit_seconds=None if options.time_limit is None else float(options.time_limit),
         memory_limit_bytes=options.memory_limit_bytes,
         transfer=Transfer(options.exchange.capacity, options.exchange.dtype),
         strict_nonfinite=options.strict_nonfinite,

@@ -32,7 +32,7 @@ class SearchLine:
         self.begun = time.monotonic()
         self.found, self.bound = math.inf, 0.0
 
-    def tell(self, found: float, bound: float, seconds: float) -> None:
+    def tell(self, found: float, bound: float) -> None:
         """Takes the solver's progress: the least seconds of a step found so far, and a bound."""
         self.found, self.bound = found, bound
 
@@ -41,7 +41,7 @@ class SearchLine:
         """The line as it is now.
 
         >>> line = SearchLine("planning train_step")
-        >>> line.tell(0.002, 0.0015, 0.1)
+        >>> line.tell(0.002, 0.0015)
         >>> line.text
         'planning train_step, 0 s: 2.00 ms a step found, bound 1.50 ms, gap 25 %'
         """

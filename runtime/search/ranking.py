@@ -122,7 +122,7 @@ class Ranking:
         if any(row.plan.cheapest_gap for row in shown if row.plan is not None):
             yield from (
                 "",
-                "gap: the best plan of the hierarchy may be faster by so much; a higher time limit finds it",
+                "gap: the best plan of the hierarchy may be faster by so much; more effort may find it",
             )
         yield from ("", *(f"note: {note}" for note in self.notes)) if self.notes else ()
 

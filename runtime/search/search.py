@@ -22,8 +22,6 @@ from sbp.runtime.program.compile import compile
 from sbp.runtime.search.ranking import Ranked, Ranking
 from sbp.signature import AUTO
 
-PLAN_SECONDS = 20.0
-"""What the search for one plan may take, where options do not say it."""
 SEARCH_SECONDS = 300.0
 STAGES = (2, 4, 8, 16)
 """Numbers of stages that are tried for a function with micro-batches."""
@@ -199,11 +197,10 @@ class _Run:
     def options(self, stages: int, kept: float) -> Options:
         """The options of one plan."""
         given = self.asked.options
-        limit = PLAN_SECONDS if given.time_limit is None else given.time_limit
         pipeline = replace(given.pipeline, stages=stages) if stages else given.pipeline
         check = given.check if given.check is not None else False
         # Who calls is told which plan is being made; a second line on the terminal would write over that.
-        asked = replace(given, time_limit=limit, pipeline=pipeline, check=check, progress=False)
+        asked = replace(given, pipeline=pipeline, check=check, progress=False)
         return replace(asked, scan_kept=kept)
 
 
@@ -264,7 +261,7 @@ def search(
       kind: as for `sbp.placement`.
       in_sbp: as for `sbp.compile`, or a function from a placement to it.
       out_sbp, donate_argnums, static_argnums: as for `sbp.compile`.
-      options: as for `sbp.compile`; `time_limit` is for each plan (default: 20 seconds), and `stages` fixes
+      options: as for `sbp.compile`; `time_limit` and `effort` are for each plan, and `stages` fixes
         the number of stages.
       axes: the most axes of a hierarchy.
       stages: numbers of stages to try, in this order, as long as the step gets faster.

@@ -195,7 +195,8 @@ def parser(
             "--donate", metavar="N,M", help="positions of arguments whose memory the results may take"
         )
         c.add_argument("--x64", action="store_true", help="with 64-bit types")
-        c.add_argument("--time-limit", type=float, metavar="SECONDS", help="for planning (default: 30)")
+        c.add_argument("--time-limit", type=float, metavar="SECONDS", help="after which planning is cut off")
+        c.add_argument("--effort", type=float, default=1.0, help="how much is searched (default: 1)")
         c.add_argument("--no-cache", action="store_true", help="plan again, and keep no plan on disk")
         c.add_argument(
             "--plan", metavar="PLAN.json", help="take the signatures of this plan, and search for none"

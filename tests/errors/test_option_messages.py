@@ -91,9 +91,18 @@ MESSAGES: Messages = {
         ArgumentError,
         "Options(time_limit=...)",
         "'a minute'",
-        "a number of seconds from 0 on, or None for the usual one",
-        "it is how long planning may take",
+        "a number of seconds from 0 on, or None for no limit",
+        "it is when planning is cut off",
         "time_limit=60.0",
+    ),
+    "no effort": (
+        lambda: given(effort=0),
+        ArgumentError,
+        "Options(effort=...)",
+        "0",
+        "a number above 0",
+        "it is how much is searched, and 1.0 is the usual",
+        "effort=2.0",
     ),
     "more than all that could be kept": (
         lambda: given(scan_kept=1.5),
@@ -200,6 +209,7 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
 def test_what_is_legal_is_taken(wire: Any, capacity: Any) -> None:
     options = sbp.Options(
         time_limit=5,
+        effort=2,
         exchange=ExchangeOptions(dtype=wire, capacity=capacity),
         pipeline=PipelineOptions(threads=False),
     )

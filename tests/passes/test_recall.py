@@ -12,9 +12,10 @@ import pytest
 import sbp
 from sbp.hardware.catalogue import hardware_for
 from sbp.options import ExchangeOptions
-from sbp.passes import chain, choosing, recall
+from sbp.passes import chain, recall
 from sbp.passes.plan.record import ChoiceRecord
 from sbp.passes.request import Request
+from sbp.passes.search import search
 from sbp.rules import Matmul
 from tests.passes.questions import asked
 
@@ -62,10 +63,10 @@ def test_what_was_found_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_with(store, at)
     assert len(store.records) == 1
 
-    def search(*_: Any) -> Any:
+    def no_search(*_: Any, **__: Any) -> Any:
         raise AssertionError("it is known")
 
-    monkeypatch.setattr(choosing, "cheapest", search)
+    monkeypatch.setattr(search, "solve_indexed", no_search)
     again = plan_with(store, at)
     assert again == plan and again.choice == plan.choice and again.physical == plan.physical
 
@@ -95,7 +96,7 @@ QUESTIONS: dict[str, Any] = {
     "other ranks": lambda: asked(step, sbp.placement("h100", ranks=range(8, 16)), W, W),
     "other hardware": lambda: asked(step, LINE, W, W, options=sbp.Options(hardware=hardware_for("a100"))),
     "a limit on memory": lambda: asked(step, LINE, W, W, memory_limit_bytes=1e9),
-    "a limit on time": lambda: asked(step, LINE, W, W, time_limit_seconds=1.0),
+    "effort": lambda: asked(step, LINE, W, W, effort=2.0),
     "strict": lambda: asked(step, LINE, W, W, strict_nonfinite=True),
     "donated": lambda: asked(step, LINE, W, W, donate=(0,)),
 }
@@ -164,14 +165,14 @@ def test_functions_are_not_kept() -> None:
 def test_another_bound_is_kept_with_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is found out about a plan when it is written need not be found out again."""
     store, at = Kept(), built()
-    monkeypatch.setattr(chain, "bound_in_time", lambda *_: 0.0)
-    best = choosing.cheapest
+    monkeypatch.setattr(chain, "relaxed_bound", lambda *_: 0.0)
+    answer = search.Search.answer
 
     def too_sure(*args: Any) -> Any:
-        chosen = best(*args)
-        return replace(chosen, bound=2 * chosen.seconds)
+        found = answer(*args)
+        return replace(found, assignment=replace(found.assignment, bound=2 * found.assignment.seconds))
 
-    monkeypatch.setattr(choosing, "cheapest", too_sure)
+    monkeypatch.setattr(search.Search, "answer", too_sure)
     plan = plan_with(store, at)
     assert plan.bound == 0.0 and [r.bound for r in store.records.values()] == [0.0]
     assert plan_with(store, at) == plan

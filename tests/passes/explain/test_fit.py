@@ -188,7 +188,7 @@ def test_arrays_that_are_closed_over_are_at_rest_too() -> None:
 
 def test_nothing_is_searched_for_what_can_never_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """AUTO splits over all devices at the most; a limit that is given is told so too."""
-    monkeypatch.setattr("sbp.passes.chain.Choosing", None)
+    monkeypatch.setattr("sbp.passes.chain.Search", None)
     on, args = sbp.placement("h100", shape=(2, 2)), (floats(400 * GB), floats(4 * GB))
     for options, at_most in ((sbp.Options(), "80.0 GB"), (sbp.Options(memory_limit="90GB"), "90.0 GB")):
         with pytest.raises(

@@ -12,7 +12,7 @@ from sbp import B, S
 from sbp.hardware.catalogue import BYTES_ONLY
 from sbp.passes.explain.memory import live_at_peak, over_limit
 from sbp.passes.physical.evaluate import HOLES
-from sbp.passes.physical.fit import SmallestPeak
+from sbp.passes.physical.memory import SmallestPeak
 from sbp.text.units import bytes_text
 
 GRID = sbp.placement("cpu", shape=(2, 4))

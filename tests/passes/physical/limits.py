@@ -25,7 +25,6 @@ import numpy as np
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain.plan import SAME
 from sbp.passes.physical.evaluate import Evaluator
-from sbp.passes.physical.fit import LimitedProblem
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.recompute import with_copies
 from sbp.passes.plan.candidates import Candidates, rest_signatures
@@ -35,7 +34,9 @@ from sbp.passes.plan.every import all_costs
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model, boxing_of
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.program.trace import trace
+from sbp.passes.search.limited import LimitedProblem
 from tests.passes.plan.test_optimal import PLACEMENTS, problem, program
+from tests.passes.search.test_fit import searched
 
 MAX_COMBINATIONS = 60_000
 SAMPLED = 300
@@ -192,7 +193,7 @@ def outcome(seed: int) -> Outcome | None:
             taken, peak = run_again(given, plain, way)
             if peak <= limit and taken < best:
                 best, best_again = taken, True
-    found = LimitedProblem(*given, (), limit).keep_limit(fastest)
+    found = searched(LimitedProblem(*given, (), limit), limit)
     if found.smallest is not None:
         return Outcome(seed, limit, best, math.inf, 0.0, len(ways), best_again)
     seconds = physical(given, found.assignment)[0]

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sbp.passes.physical import hidden
 from sbp.passes.physical.compared import compared, is_alike
 from sbp.passes.physical.exposure import Clock, Exposure
-from sbp.passes.physical.hidden import COMPARED_LOOKS, shortest_step
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.fold import fold, fold_alike
 from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.seeds import restricted, seed_name, seeds_compared, tensors_of
 from sbp.passes.plan.solve import solve
-from tests.passes.physical.test_hidden import SLOW, problem
+from sbp.passes.search import explore
+from tests.passes.search.test_explore import SLOW, explorer, problem
 
 
 def layers(x: jax.Array, w: jax.Array, y: jax.Array) -> jax.Array:
@@ -37,28 +35,25 @@ def test_what_a_parallelism_costs_is_the_cost_of_its_plan() -> None:
     model, network, base = problem(layers, SLOW)
     exposure, tensors = Exposure(model, network), tensors_of(model.graph, model.boundary.ties)
     shares, seeds = exposure.shares(Clock(model.c, model.boxings).times(base)), seeds_compared(1)
-    found = compared(model, exposure, shares, seeds, tensors, lambda: math.inf)
+    found = compared(model, exposure, shares, seeds, tensors, Effort())
     assert 1 < len(found) <= len(seeds) == 8
     assert [x.cost for x in found] == sorted(x.cost for x in found)
     for x in found:
         weighted = exposure.weighted(shares, restricted(model, x.seed, tensors))
         assert weighted.cost(x.states) == pytest.approx(x.cost, rel=1e-9)
         assert x.cost >= solve(weighted).cost * (1 - 1e-9)
-    assert not compared(model, exposure, shares, seeds, tensors, lambda: 0.0)
 
 
-def test_the_best_of_eight_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, network, base = problem(layers, SLOW)
-    plain = shortest_step(model, network, base, lambda _: True, looks=2)
-    assert not is_alike(network) and not plain.compared
-    monkeypatch.setattr(hidden, "is_alike", lambda _: True)
-    found = shortest_step(model, network, base, lambda _: True, looks=2)
-    assert 1 < len(found.compared) <= 8 and found.looked == found.compared[:COMPARED_LOOKS]
-    assert not {*found.compared} & {*found.left}
-    many = shortest_step(model, network, base, lambda _: True, looks=len(seeds_compared(1)))
-    assert not many.compared
-    late = shortest_step(model, network, base, lambda _: True, 0.0, looks=2)
-    assert late.assignment is base and not late.compared
+def test_the_best_of_eight_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In programs of many equal parts; of others the order is one for all."""
+    e = explorer(layers, SLOW)
+    usual = list(e.seeds)
+    e.order_seeds(1)
+    assert e.seeds == usual
+    monkeypatch.setattr(explore, "is_alike", lambda _: True)
+    e.order_seeds(1)
+    assert {*map(seed_name, e.seeds)} == {*map(seed_name, usual), *map(seed_name, seeds_compared(1))}
+    assert e.seeds != usual
 
 
 def test_many_equal_parts_are_alike() -> None:

@@ -11,7 +11,7 @@ from sbp import B, S
 from sbp.compat.untyped import struct
 from sbp.passes.boxing.links import Network
 from sbp.passes.physical.evaluate import Evaluator
-from sbp.passes.physical.lone_collectives import lone_moves, sent_bytes
+from sbp.passes.physical.lone_collectives import lone_moves
 
 DEVICES = sbp.placement("h100", shape=(8,), axes=("data",))
 
@@ -46,9 +46,8 @@ def test_a_loss_is_added_up_with_the_gradients() -> None:
 
 def test_what_leaves_alone_and_is_small_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     better = evaluator(planned())
-    monkeypatch.setattr("sbp.passes.physical.hidden.lone_moves", lambda takes: [])
+    monkeypatch.setattr("sbp.passes.search.explore.Explorer.run", lambda *_: None)
     plan = evaluator(planned())
     (lone,) = lone_moves(plan)
     assert lone.move.kind == "all_gather"
-    assert sent_bytes(better) < sent_bytes(plan)
     assert better.scheduled().seconds < plan.scheduled().seconds

@@ -59,8 +59,8 @@ def test_activations_and_gradients_are_sent_in_parts(hardware: Hardware) -> None
 def test_what_sending_takes_is_in_no_placement_s_estimate() -> None:
     """It is that of the ways between them, and no gap of the plan."""
     plan = planned(NODES_OF_FOUR)
-    assert [p.gap for p in plan.stages] == [0.0, 0.0]
-    assert all(p.bound == pytest.approx(p.seconds, rel=1e-6) for p in plan.stages)
+    assert [p.cheapest_gap for p in plan.stages] == [0.0, 0.0]
+    assert all(p.bound == pytest.approx(p.cheapest_seconds or p.seconds, rel=1e-6) for p in plan.stages)
     assert all(c.kind != "send" for p in plan.stages for c in p.collectives)
 
 

@@ -10,6 +10,7 @@ import pytest
 from sbp.passes.plan import within
 from sbp.passes.plan.budget import Budget, Load
 from sbp.passes.plan.combined import APART, MOST, Known, cheapest_states, together
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.network import CostNetwork, Solution
 from sbp.passes.plan.within import LimitedSearch
 
@@ -69,7 +70,7 @@ def test_what_was_together_is_not_brought_together_again(monkeypatch: pytest.Mon
 
 def test_a_limit_on_time_leaves_out_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     network, loads = layers()
-    search = LimitedSearch(network, Budget(loads, 1.5 * LAYERS * WIDTH), 10.0)
+    search = LimitedSearch(network, Budget(loads, 1.5 * LAYERS * WIDTH), Effort().at_most(10.0))
     for state in (KEEPS, SAVES):
         search.start_from([state] * (LAYERS * WIDTH))
     looked: list[int] = []
@@ -97,7 +98,7 @@ def test_what_is_impossible_together_is_left() -> None:
 
 def test_an_exact_solution_that_had_too_little_time_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     network, loads = layers()
-    search = LimitedSearch(network, Budget(loads, 1.5 * LAYERS * WIDTH), 10.0)
+    search = LimitedSearch(network, Budget(loads, 1.5 * LAYERS * WIDTH), Effort().at_most(10.0))
     answers = iter((1.0, -50.0))
     none = (0,) * search.flat.turn.size
     monkeypatch.setattr(within, "solve", lambda kernel, **_: Solution(none, 1.0, next(answers)))

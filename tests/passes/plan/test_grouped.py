@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -11,11 +10,11 @@ import pytest
 
 import sbp
 from sbp.hardware.catalogue import hardware_for
-from sbp.passes import choosing
-from sbp.passes.physical import hidden
 from sbp.passes.plan.grouped import axes_alike, axis_groups
 from sbp.passes.plan.model import Model
 from sbp.passes.plan.seeds import DATA, TENSOR, seeds_for
+from sbp.passes.search import search
+from sbp.passes.search.explore import Explorer
 from tests.passes.questions import asked
 
 FOUR = sbp.placement("h100", shape=(2, 2, 2, 2))
@@ -65,33 +64,27 @@ def test_what_differs_within_a_group_is_left_out() -> None:
 def test_programs_too_large_to_write_down_have_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight of them at least, and no step is longer than that of the cheapest plan; where even the model of
     groups is too large, that one is kept."""
-    question, found = asked(step, FOUR, *ARGS), list[hidden.ShortestStep]()
+    question, found = asked(step, FOUR, *ARGS), list[Explorer]()
     few = axes_alike(question.candidates, axis_groups(FOUR, hardware_for("h100")))
     whole, grouped = (
         Model(candidates, question.asked, question.boxings).build_indexed().cells
         for candidates in (question.candidates, few)
     )
     assert grouped < whole / 40
-    search = hidden.shortest_step
+    run = Explorer.run
 
-    def listening(*args: Any) -> hidden.ShortestStep:
-        found.append(search(*args))
-        return found[-1]
+    def listening(self: Explorer, fewest: int, most: float) -> None:
+        found.append(self)
+        run(self, fewest, most)
 
-    monkeypatch.setattr(choosing, "shortest_step", listening)
-    options = sbp.Options(time_limit=math.inf, cache=False)
+    monkeypatch.setattr(Explorer, "run", listening)
     plans = []
     for cells in (grouped, grouped - 1):
-        monkeypatch.setattr(choosing, "MOST_CELLS", cells)
+        monkeypatch.setattr(search, "MOST_CELLS", cells)
+        options = sbp.Options(cache=False)
         plans.append(sbp.compile(step, FOUR, options=options, donate_argnums=(0, 1)).plan(*ARGS))
-    searched, kept = plans
-    assert len(found) == 1 and len(found[0].looked) >= 8
-    assert searched.step_seconds <= kept.step_seconds
-    assert searched.bound == kept.bound and searched.cheapest_gap == kept.gap
+    explored, kept = plans
+    assert len(found) == 1 and len({x.source for x in found[0].pool.candidates}) >= 8
+    assert explored.step_seconds <= kept.step_seconds
+    assert explored.bound == kept.bound and explored.cheapest_gap == kept.gap
     assert [any("too large" in note for note in plan.notes) for plan in plans] == [False, True]
-    monkeypatch.setattr(choosing, "MOST_CELLS", grouped)
-    monkeypatch.setattr(choosing, "MODEL_SHARE", -1.0)  # no time for the model
-    options = sbp.Options(time_limit=1000.0, cache=False)
-    late = sbp.compile(step, FOUR, options=options, donate_argnums=(0, 1)).plan(*ARGS)
-    assert len(found) == 1 and late.step_seconds == kept.step_seconds
-    assert any("the cheapest plan alone; not at ZeRO-3" in note for note in late.notes)

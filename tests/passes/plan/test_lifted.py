@@ -57,7 +57,7 @@ def test_the_bound_is_true_and_about_as_good(seed: int) -> None:
     network = layers(12, seed=seed)
     best = solve(network.dense()).cost
     alike, usual = Narrowing(network, np.float64), Narrowing(network, np.float64)
-    alike.begin_alike(np.inf)
+    alike.begin_alike()
     # What nodes have put on their edges and what they have left is what they cost.
     left = np.concatenate([network.unary[node] for node in network.order])
     wide = alike.wide

@@ -17,6 +17,7 @@ from sbp.passes.physical.merged import merge_ops
 from sbp.passes.plan.budget import Budget
 from sbp.passes.plan.candidates import enumerate_candidates
 from sbp.passes.plan.cheapest import choose
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.pins import boundary
 from sbp.passes.plan.priced import priced_starts
 from sbp.passes.plan.recompute import RecomputingModel
@@ -33,11 +34,11 @@ def test_starts_end_with_the_cheapest_that_keeps_the_limit() -> None:
     model = RecomputingModel(*given, LIMIT)
     network = model.build()
     fastest = choose(*given, None)
-    free = priced_starts(model, network, Budget(tuple(model.loads), 1e12), fastest, 20.0).states
+    free = priced_starts(model, network, Budget(tuple(model.loads), 1e12), fastest, Effort()).states
     assert len(free) == 1 and network.cost(free[0]) == pytest.approx(fastest.seconds, rel=1e-6)
     limit = 0.6 * Budget(tuple(model.loads), 1e12).peak_bytes(free[0])
     budget = Budget(tuple(model.loads), limit)
-    found = priced_starts(model, network, budget, fastest, 20.0)
+    found = priced_starts(model, network, budget, fastest, Effort())
     starts = found.states
     assert found.free == free[0] and found.price > 0.0
     peaks, costs = [budget.peak_bytes(s) for s in starts], [network.cost(s) for s in starts]
@@ -69,10 +70,10 @@ def test_what_a_loop_gathers_is_no_op_of_the_fastest_plan() -> None:
     network = model.build()
     fastest = choose(*given, None)
     roomy = Budget(tuple(model.loads), 1e12)
-    free_bytes = roomy.peak_bytes(priced_starts(model, network, roomy, fastest, 20.0).free)
+    free_bytes = roomy.peak_bytes(priced_starts(model, network, roomy, fastest, Effort()).free)
     budget = Budget(tuple(model.loads), free_bytes - 0.5 * stack)
     assert free_bytes > stack  # gathered before the loop
-    found = priced_starts(model, network, budget, fastest, 20.0)
+    found = priced_starts(model, network, budget, fastest, Effort())
     assert budget.peak_bytes(found.states[-1]) <= budget.limit
     cost = network.cost(found.states[-1])
     assert fastest.seconds < cost < 2 * fastest.seconds

@@ -10,6 +10,7 @@ import pytest
 
 from sbp.passes.plan import within
 from sbp.passes.plan.budget import Budget, Load, flat_budget
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat import Indices, flat_network
 from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.prices import Prices
@@ -31,7 +32,7 @@ def test_prices_to_begin_with_stay_until_they_have_proven_what_they_can(
     network = CostNetwork(unary, tuple(edges))
     free = solve(network, proves=False).states
     loads = tuple(Load(i, 0, 1, np.where(np.arange(3) == free[i], 1.0, 0.0)) for i in range(nodes))
-    search = LimitedSearch(network, Budget(loads, 0.8 * nodes), 60.0, None, 0.01)
+    search = LimitedSearch(network, Budget(loads, 0.8 * nodes), Effort().at_most(60.0), None, 0.01)
     search.charge(free, 0.05)
     charged, step = search.prices.at, search.prices.step
     assert charged.any()
@@ -79,12 +80,14 @@ def test_layers_that_are_alike_are_priced_at_once() -> None:
     """After sweeps over one of them the bound is about what hundreds over all of them prove."""
     network, budget = many_layers(60)
     flat = flat_network(network)
-    few, many = (Prices(flat, flat_budget(flat, budget.loads, budget.limit), 1e3, 0.0) for _ in range(2))
+    few, many = (
+        Prices(flat, flat_budget(flat, budget.loads, budget.limit), 1e3, 0.0, Effort()) for _ in range(2)
+    )
     states = np.zeros(flat.turn.size, dtype=np.int64)
     for prices in (few, many):
         prices.charge(np.full(prices.at.size, 0.05))
         prices.are_held = True
-    few.begin_alike(lambda: False)
+    few.begin_alike(Effort())
     alone = few.lower
     assert alone > -math.inf
     rest = _moved_cost(few, states), _moved_cost(many, states)
@@ -94,7 +97,7 @@ def test_layers_that_are_alike_are_priced_at_once() -> None:
     for _ in range(300):
         many.step(math.inf)
     assert many.lower * (1 - 1e-3) <= few.lower <= solve_at(network, budget, 0.05) * (1 + 1e-9)
-    fresh = Prices(flat, flat_budget(flat, budget.loads, budget.limit), 1e3, 0.0)
+    fresh = Prices(flat, flat_budget(flat, budget.loads, budget.limit), 1e3, 0.0, Effort())
     fresh.charge(np.full(fresh.at.size, 0.05))
     fresh.are_held = True
     fresh.step(math.inf)
@@ -112,8 +115,8 @@ def solve_at(network: CostNetwork, budget: Budget, price: float) -> float:
 def test_where_no_layers_are_alike_nothing_is_swept_at_once() -> None:
     network, budget = problem(5, 0.9)
     flat = flat_network(network)
-    prices = Prices(flat, flat_budget(flat, budget.loads, budget.limit), 1e3, 0.0)
-    prices.begin_alike(lambda: False)
+    prices = Prices(flat, flat_budget(flat, budget.loads, budget.limit), 1e3, 0.0, Effort())
+    prices.begin_alike(Effort())
     assert prices.lower == -math.inf and not prices.dual.messages.any()
 
 
@@ -126,12 +129,12 @@ def test_a_price_stands_at_the_time_that_is_short() -> None:
     flat = flat_network(network)
     few = flat_budget(flat, (free, *fixed), 6.0)
     assert (few.times.tolist(), few.tightest.tolist(), few.room.tolist()) == ([2], [5], [3.0])
-    prices = Prices(flat, few, 1e3, 0.0)
+    prices = Prices(flat, few, 1e3, 0.0, Effort())
     prices.charge(np.array([2.0]))
     prices.prove(0.0, prices.at)
     assert prices.found().times.tolist() == [5]
     late = flat_budget(flat, (free, *fixed, Load(0, 5, 7, np.array([1.0, 0.0]))), 6.0)
-    other = Prices(flat, late, 1e3, 0.0)
+    other = Prices(flat, late, 1e3, 0.0, Effort())
     other.begin_at(prices.found())
     assert other.at[late.times.tolist().index(5)] == 2.0 and other.at.sum() == 2.0
 
@@ -144,7 +147,7 @@ def test_prices_go_on_with_other_loads(more: float) -> None:
         reduction = reduce_network(network, loads=budget.loads)
         flat = flat_network(reduction.kernel)
         early = [x for x in reduction.loads if x.start <= 3]
-        prices = Prices(flat, flat_budget(flat, early, budget.limit), 1e3, reduction.constant)
+        prices = Prices(flat, flat_budget(flat, early, budget.limit), 1e3, reduction.constant, Effort())
         for _ in range(20):
             prices.step(math.inf)
         total, loads = prices.at.sum(), flat_budget(flat, reduction.loads, budget.limit + more)
@@ -156,7 +159,7 @@ def test_prices_go_on_with_other_loads(more: float) -> None:
             assert not best.fits or reduction.constant + prices.lower <= best.cost * (1 + 1e-9)
             prices.step(math.inf)
         prices.charge(np.zeros(loads.room.size))
-        fresh = Prices(flat, loads, 1e3, reduction.constant)
+        fresh = Prices(flat, loads, 1e3, reduction.constant, Effort())
         states = np.zeros(flat.turn.size, dtype=np.int64)
         assert _moved_cost(prices, states) == pytest.approx(_moved_cost(fresh, states))
     assert raised > 20

@@ -8,6 +8,7 @@ import pytest
 
 import sbp
 from sbp.passes.plan.budget import Budget
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.model import Model
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.plan.room import RoomModel
@@ -61,7 +62,7 @@ def test_less_memory_is_enough_when_ops_may_run_again() -> None:
     for kind in (RoomModel, RecomputingModel):
         model = kind(*given, LIMIT)
         network = model.build()
-        found = solve_within(network, Budget(tuple(model.loads), 1.0), time_limit_seconds=3.0)
+        found = solve_within(network, Budget(tuple(model.loads), 1.0), effort=Effort().at_most(3.0))
         peaks.append(found.peak_bytes)
     assert peaks[1] < 0.9 * peaks[0]
     assert model.chosen(found.states, found.cost, 0.0).recomputed
@@ -83,3 +84,20 @@ def test_equal_layers_share_what_is_known_of_copies(monkeypatch: pytest.MonkeyPa
         RecomputingModel(*given_of(layers), LIMIT).build()
         found.append(len(asked))
     assert 0 < found[0] <= found[1] < 1.1 * found[0]
+
+
+def test_what_nobody_reads_again_has_no_loads() -> None:
+    """Of what is made again only for ops that do not run again themselves, as in scans of pairs."""
+
+    def loss(w: Any, x: Any) -> Any:
+        def after(a: Any, b: Any) -> Any:
+            return a[0] * b[0], b[0] * a[1] + b[1]
+
+        pairs = jnp.exp(-jax.nn.softplus(x @ w[0])), x * (x @ w[1])
+        return (jax.lax.associative_scan(after, pairs, axis=0)[1] ** 2).mean()
+
+    w, x = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 2, jax.ShapeDtypeStruct((8, 64), jnp.float32)
+    graph = trace(jax.value_and_grad(loss), (w, x), {}).graph
+    model = RecomputingModel(*problem(graph, PLACE), 1e3)
+    model.build_indexed()
+    assert [v for v, uses in model.demand.items() if not uses and model.is_large(v)]

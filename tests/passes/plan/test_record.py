@@ -12,9 +12,9 @@ from jax import lax
 
 import sbp
 from sbp import B, S
-from sbp.passes.choosing import FoundSignatures
 from sbp.passes.plan.record import ChoiceRecord, NotTaken, chosen_by, read_record, record_data
 from sbp.passes.recall import Recall
+from sbp.passes.search.search import FoundSignatures
 from tests.passes.questions import asked
 
 LINE = sbp.placement("h100", shape=(2, 4))

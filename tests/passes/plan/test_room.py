@@ -9,6 +9,7 @@ import pytest
 
 import sbp
 from sbp.passes.plan.budget import Budget
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.model import Model
 from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.solve import solve
@@ -61,11 +62,13 @@ def test_a_search_goes_on_under_another_limit() -> None:
     network = model.build()
     loads = tuple(model.loads)
     everything = Budget(loads, np.inf).peak_bytes(solve(network).states)
-    search = LimitedSearch(network, Budget(loads, everything), 2.0, good_gap=0.01)
+    search = LimitedSearch(network, Budget(loads, everything), Effort().at_most(2.0), good_gap=0.01)
     assert search.run().fits
-    again = search.go_on(0.95 * everything, 2.0)
-    alone = solve_within(network, Budget(loads, 0.95 * everything), time_limit_seconds=2.0, good_gap=0.01)
+    again = search.go_on(0.95 * everything, Effort().at_most(2.0))
+    alone = solve_within(
+        network, Budget(loads, 0.95 * everything), effort=Effort().at_most(2.0), good_gap=0.01
+    )
     assert again.fits and alone.fits
     assert max(again.bound, alone.bound) <= min(again.cost, alone.cost) * (1 + 1e-9)
-    least = search.smallest(2.0)
+    least = search.smallest(Effort().at_most(2.0))
     assert least.least_peak_bytes <= least.peak_bytes <= again.peak_bytes

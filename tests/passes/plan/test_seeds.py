@@ -29,7 +29,7 @@ from sbp.passes.plan.solve import solve
 from sbp.passes.program.trace import trace
 from sbp.placement import Placement, placement
 from sbp.signature import B, Split
-from tests.passes.physical.test_hidden import HARDWARE
+from tests.passes.search.test_explore import HARDWARE
 
 TIES = (0, 1, None)
 

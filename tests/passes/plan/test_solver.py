@@ -329,10 +329,10 @@ def test_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(solve_module, "_PART_CELLS", 0.0)
     heard = 0
     for seed in range(40):
-        network, told = dense_network(seed), list[tuple[float, float, float]]()
+        network, told = dense_network(seed), list[tuple[float, float]]()
         best = optimum(network)
         answer = solve(network, progress=lambda *now, told=told: told.append(now))
-        for cost, bound, _ in told:
+        for cost, bound in told:
             assert bound - 1e-9 <= best <= cost + 1e-9
         assert not told or told[-1][0] == pytest.approx(answer.cost) or told[-1][0] > answer.cost
         heard += bool(told)

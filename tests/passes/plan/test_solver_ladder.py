@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.eliminate import plan_elimination
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.plan.solve import solve
@@ -249,6 +250,6 @@ def test_repeated_layers_cost_elimination_little() -> None:
 def test_a_time_limit_returns_an_assignment_and_an_honest_bound() -> None:
     network = ladder(2, 2, 4096.0, 32768.0)
     best = solve(network).cost
-    hurried = solve(network, time_limit_seconds=0.0)
+    hurried = solve(network, effort=Effort().at_most(0.0))
     assert hurried.bound <= best <= hurried.cost == network.cost(hurried.states)
     assert hurried.gap > 0.0

@@ -10,6 +10,7 @@ import pytest
 
 from sbp.passes.plan import forests, sweeps, within
 from sbp.passes.plan.budget import Budget, FlatBudget, Load, flat_budget
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.every import cheapest_of_all
 from sbp.passes.plan.flat import flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible
@@ -101,12 +102,12 @@ def test_progress_is_told_and_time_ends_the_search(monkeypatch: pytest.MonkeyPat
     network, budget = feasible_problems(0.6, 12)[-1]
     monkeypatch.setattr(within, "_STALLED_ROUNDS", 1)
     solve_within(network, budget)  # compiles what is not compiled yet
-    told: list[tuple[float, float, float]] = []
+    told: list[tuple[float, float]] = []
     found = solve_within(
-        network, budget, time_limit_seconds=0.3, progress=lambda cost, bound, t: told.append((cost, bound, t))
+        network, budget, effort=Effort().at_most(0.3), progress=lambda *now: told.append(now)
     )
     assert found.states and told
-    assert all(bound <= cost + 1e-9 for cost, bound, _ in told)
+    assert all(bound <= cost + 1e-9 for cost, bound in told)
     assert all(before <= after for (_, _, before), (_, _, after) in itertools.pairwise(told))
 
 
@@ -220,7 +221,7 @@ def test_what_is_taken_at_some_times_leaves_less_room_then() -> None:
     loads = (Load(0, 0, 2, sizes), Load(1, 10, 11, sizes), Load(1, 20, 21, sizes), Load(2, 30, 32, sizes))
     search = LimitedSearch(network, Budget(loads, 5.0))
     assert search.run().states == (0, 0, 0)
-    found = search.go_on(5.0, None, (Load(-1, 31, 32, np.array([3.0])),))
+    found = search.go_on(5.0, Effort(), (Load(-1, 31, 32, np.array([3.0])),))
     assert found.states[0] == 0 and found.states[2] == 1 and found.cost == found.bound
     assert found.peak_bytes <= 5.0 < search.budget.peak_bytes((0, 0, 0)) == 7.0
     assert search.budget.peak_bytes((0, 0, 0), 0, 30) == 4.0
@@ -233,11 +234,11 @@ def test_what_nodes_have_beside_that_is_taken_too() -> None:
     search = LimitedSearch(network, Budget(loads, 5.0))
     assert search.run().states == (0, 0, 0)
     # At a time that nothing was known of; both together are too large there.
-    found = search.go_on(5.0, None, (Load(0, 30, 32, sizes), Load(1, 31, 33, sizes)))
+    found = search.go_on(5.0, Effort(), (Load(0, 30, 32, sizes), Load(1, 31, 33, sizes)))
     assert found.states == (1, 0, 0) and found.fits and found.cost == found.bound
     assert search.budget.peak_bytes((0, 0, 0)) == 8.0
     # More room, and all is as it was.
-    assert search.go_on(8.0, None).states == (0, 0, 0)
+    assert search.go_on(8.0, Effort()).states == (0, 0, 0)
 
 
 def test_where_it_began_is_known_under_another_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +249,7 @@ def test_where_it_began_is_known_under_another_limit(monkeypatch: pytest.MonkeyP
     search = LimitedSearch(network, Budget(loads, 24.0))
     search.start_from((1, 1, 1, 1, 0, 0))
     assert search.run().states == (0,) * 6
-    found = search.go_on(12.0, 0.0)
+    found = search.go_on(12.0, Effort().at_most(0.0))
     assert found.fits and found.cost <= network.cost((1, 1, 1, 1, 0, 0))
 
 
@@ -263,6 +264,6 @@ def test_what_is_not_legal_does_not_fit() -> None:
         edges.append((i, j, table))
     network = CostNetwork(tuple(rng.random(states) for _ in range(nodes)), tuple(edges))
     loads = tuple(Load(i, 0, 1, np.ones(states)) for i in range(nodes))
-    found = solve_within(network, Budget(loads, nodes), time_limit_seconds=0.0)
+    found = solve_within(network, Budget(loads, nodes), effort=Effort().at_most(0.0))
     assert found.peak_bytes <= found.limit and np.isinf(found.cost)
     assert not found.fits and found.gap == np.inf

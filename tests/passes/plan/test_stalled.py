@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from sbp.passes.plan import solve as solver
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.solve import solve
 from sbp.passes.plan.stalled import breadth_first, few_states, patient_bound, reordered
@@ -34,7 +35,7 @@ def test_the_bound_is_never_above_the_cheapest(seed: int) -> None:
     best = cheapest(network)
     offered = list[float]()
     bound = patient_bound(
-        network, 1e3, lambda: best, 0.0, lambda: False, lambda x: offered.append(network.cost(x.tolist()))
+        network, 1e3, lambda: best, 0.0, Effort(), lambda x: offered.append(network.cost(x.tolist()))
     )
     assert bound <= best + 1e-9 and min(offered) >= best
     assert bound >= 0.8 * best
@@ -46,9 +47,9 @@ def test_it_ends_near_the_cost_or_with_its_time() -> None:
     def offer(x: object) -> None:
         looks.append(1)
 
-    patient_bound(network, 1e3, lambda: 0.0, 0.0, lambda: False, offer)
+    patient_bound(network, 1e3, lambda: 0.0, 0.0, Effort(), offer)
     assert len(looks) == 1
-    patient_bound(network, 1e3, lambda: 1e9, 0.0, lambda: True, offer)
+    patient_bound(network, 1e3, lambda: 1e9, 0.0, Effort().at_most(0.0), offer)
     assert len(looks) == 2
 
 

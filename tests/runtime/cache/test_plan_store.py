@@ -15,8 +15,8 @@ import pytest
 
 import sbp
 from benchmarks.cases import gpt_case
-from sbp.passes import choosing
 from sbp.passes.plan.record import ChoiceRecord
+from sbp.passes.search import search
 from sbp.runtime.cache import cache_folder, plan_store
 from sbp.runtime.cache.cache_folder import user_folder
 from sbp.runtime.cache.plan_store import SUFFIX, PlanFolder, code_digest, store_of
@@ -43,17 +43,17 @@ def test_a_plan_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (file,) = (tmp_path / "plans").iterdir()
     data = json.loads(gzip.decompress(file.read_bytes()))
     assert data["format"] == "sbp-signatures" and ["dot_general", *data["rows"][0][1:]] in data["rows"]
-    monkeypatch.setattr(choosing, "cheapest", no_search)
+    monkeypatch.setattr(search, "solve_indexed", no_search)
     again = planned(tmp_path / "plans")
     assert again == plan and again.choice == plan.choice and str(again) == str(plan)
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("usual_time_limit")
 def test_another_process_finds_it(tmp_path: Path) -> None:
     plan = planned(tmp_path)
     code = (
-        "import sys, pathlib, tests.runtime.cache.test_plan_store as t; t.choosing.cheapest = t.no_search; "
+        "import sys, pathlib, tests.runtime.cache.test_plan_store as t; "
+        "t.search.solve_indexed = t.no_search; "
         "print(repr(t.planned(pathlib.Path(sys.argv[1]))))"
     )
     run = [sys.executable, "-c", code, str(tmp_path)]
@@ -72,7 +72,7 @@ def test_a_hit_searches_nothing_and_is_the_same_plan(tmp_path: Path, monkeypatch
 
     made, kept = plan(False), plan(tmp_path)
 
-    monkeypatch.setattr(choosing, "cheapest", no_search)
+    monkeypatch.setattr(search, "solve_indexed", no_search)
     assert made == kept == plan(tmp_path)
 
 

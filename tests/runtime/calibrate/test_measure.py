@@ -13,7 +13,7 @@ from sbp.hardware.file import hardware_from
 from sbp.rates.collectives import KINDS
 from sbp.rates.tables import CollectiveCurve
 from sbp.runtime.calibrate import measure as module
-from sbp.runtime.calibrate.measure import SMALL, Calibration, Effort, calibrate, fitted_link
+from sbp.runtime.calibrate.measure import SMALL, Calibration, MeasuringEffort, calibrate, fitted_link
 from tests.golden import two_layers
 
 
@@ -110,7 +110,9 @@ def test_the_command(
     """With as little effort as tests can have; the plan is made for the file that it writes."""
     file = tmp_path / "pair.toml"
     monkeypatch.setattr(
-        module.calibrate, "__defaults__", (None, "", Effort(0.0, 1, 1, (8,), 1.0, 4096, (64,)), print)
+        module.calibrate,
+        "__defaults__",
+        (None, "", MeasuringEffort(0.0, 1, 1, (8,), 1.0, 4096, (64,)), print),
     )
     assert main(["calibrate", "--devices", "2", "--out", str(file)]) == 0
     text = capsys.readouterr().out

@@ -12,7 +12,8 @@ import pytest
 import sbp
 from sbp import B, S
 from sbp.errors import ArgumentError
-from sbp.passes import choosing, recall
+from sbp.passes import recall
+from sbp.passes.search import search
 
 GRID = sbp.placement("cpu", shape=(2, 4))
 W, X = np.ones((64, 32), np.float32), np.ones((16, 64), np.float32)
@@ -43,7 +44,7 @@ def test_a_plan_is_taken_whole(
     """From memory or a file; with what was asked then asked again, or not."""
     plan, file = compiled(in_sbp=in_sbp).plan(*args), tmp_path / "plan.json"
     plan.save(file)
-    monkeypatch.setattr(choosing, "cheapest", lambda *_: 1 / 0)
+    monkeypatch.setattr(search, "solve_indexed", lambda *_, **__: 1 / 0)
     for given in (plan, file, str(file), sbp.load_plan(file)):
         for again in (sbp.AUTO, in_sbp):
             program = compiled(plan=given, in_sbp=again)
@@ -54,7 +55,7 @@ def test_a_plan_is_taken_whole(
 
 def test_it_is_the_same_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = compiled().plan(W, X)
-    monkeypatch.setattr(choosing, "cheapest", lambda *_: 1 / 0)
+    monkeypatch.setattr(search, "solve_indexed", lambda *_, **__: 1 / 0)
     assert compiled(plan=plan).plan(W, X) == plan
 
 

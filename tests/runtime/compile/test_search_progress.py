@@ -26,9 +26,9 @@ def test_the_line_of_a_long_search(monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal(monkeypatch, "stderr") as seen, searching("planning [f]") as tell:
         assert tell is not None
         time.sleep(0.4)
-        tell(np.inf, -np.inf, 0.1)
+        tell(np.inf, -np.inf)
         time.sleep(0.4)
-        tell(0.002, 0.0015, 0.2)
+        tell(0.002, 0.0015)
         time.sleep(0.4)
     said = text(seen)
     assert "planning [f], 0 s" in said and "2.00 ms a step found, bound 1.50 ms, gap 25 %" in said

@@ -46,7 +46,6 @@ def started(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("usual_time_limit")
 def test_another_process_compiles_nothing(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """This one, which has not compiled these programs: pipelines share what was found among stages, too."""
     options = sbp.Options(cache=folder)

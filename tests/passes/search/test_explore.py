@@ -1,4 +1,4 @@
-"""The choice of the plan with the shortest step, against every assignment of tiny programs."""
+"""The plan with the shortest step, against every assignment of tiny programs."""
 
 from __future__ import annotations
 
@@ -15,27 +15,23 @@ import pytest
 from sbp.hardware.catalogue import Hardware, Link
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
-from sbp.passes.physical import hidden
 from sbp.passes.physical.exposure import LEAST_SHARE, Clock, Exposure, phases_of
-from sbp.passes.physical.hidden import (
-    BESIDE,
-    FEWEST_LOOKS,
-    MANY_LOOKS,
-    MOST_LOOKS,
-    STAGE_WORK,
-    WORK,
-    WORTH,
-    look_size,
-    looks_for,
-    shortest_step,
-)
+from sbp.passes.physical.lone_collectives import exposed_moves, network_without
 from sbp.passes.plan.candidates import enumerate_candidates
 from sbp.passes.plan.cheapest import cheapest
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.every import all_costs
 from sbp.passes.plan.model import ChosenSignatures, Model
 from sbp.passes.plan.network import CostNetwork, Infeasible
 from sbp.passes.plan.pins import boundary
+from sbp.passes.plan.seeds import seed_name, seeds_for
 from sbp.passes.program.trace import trace
+from sbp.passes.request import Request, Terms
+from sbp.passes.search import space as spaces
+from sbp.passes.search.explore import Explorer
+from sbp.passes.search.pool import SAME_STEP, Pool
+from sbp.passes.search.search import FoundSignatures, Search
+from sbp.passes.search.space import Space
 from sbp.placement import placement
 from sbp.signature import Split
 
@@ -72,7 +68,17 @@ def shortest_of_all(model: Model, network: CostNetwork, found_seconds: float) ->
     clock = Clock(model.c, model.boxings)
     wanted = np.flatnonzero(total <= 2.0 * found_seconds)
     found = (model.chosen(tuple(states[:, k].tolist()), 0.0, 0.0) for k in wanted)
-    return min(map(clock.scheduled_seconds, found))
+    return min(clock.times(assignment).step_seconds for assignment in found)
+
+
+def searched(
+    model: Model, hardware: Hardware = HARDWARE, limit: float = np.inf, effort: float = 1.0
+) -> FoundSignatures:
+    """What the search finds for a problem."""
+    free = (None,) * len(model.graph.inputs), (None,) * len(model.graph.outputs)
+    terms = Terms(memory_limit_bytes=limit, effort=effort)
+    request = Request("f", LINE, hardware, *free, free[1], terms=terms)
+    return Search(model.c, model.boundary, model.boxings, request).run()
 
 
 def two_products(x: Any, w: Any, y: Any) -> Any:
@@ -113,42 +119,81 @@ def chain(x: Any, w: Any, y: Any) -> Any:
 def test_step_is_near_the_shortest_of_all(fn: Callable[..., Any], hardware: Hardware) -> None:
     """Within three per cent of the best of every assignment, and never longer than that of the cheapest."""
     model, network, base = problem(fn, hardware)
-    found = shortest_step(model, network, base, lambda _: True)
     clock = Clock(model.c, model.boxings)
-    assert clock.scheduled_seconds(found.assignment) == found.step_seconds
-    assert found.step_seconds <= clock.scheduled_seconds(base)
-    assert found.step_seconds <= WITHIN * shortest_of_all(model, network, found.step_seconds)
+    seconds = clock.times(searched(model, hardware).assignment).step_seconds
+    assert seconds <= clock.times(base).step_seconds
+    assert seconds <= WITHIN * shortest_of_all(model, network, seconds)
 
 
 def test_overlap_changes_the_choice() -> None:
     """A dearer plan that hides what it sends; both figures are told."""
-    model, network, base = problem(sent_twice, SLOW)
-    found = shortest_step(model, network, base, lambda _: True)
-    clock = Clock(model.c, model.boxings)
-    assert found.step_seconds < WORTH * clock.scheduled_seconds(base)
-    assert clock.times(found.assignment).seconds >= clock.times(base).seconds
-    assert found.assignment.cheapest_seconds == clock.times(base).seconds
+    model, _, base = problem(sent_twice, SLOW)
+    found, clock = searched(model, SLOW), Clock(model.c, model.boxings)
+    times, cheapest_times = clock.times(found.assignment), clock.times(base)
+    assert times.step_seconds < 0.99 * cheapest_times.step_seconds
+    assert times.seconds >= cheapest_times.seconds
+    assert found.assignment.cheapest_seconds == cheapest_times.seconds
     assert found.assignment.bound == base.bound
 
 
-def test_nothing_changes_where_nothing_overlaps_or_fits() -> None:
-    """On CPUs ops wait for collectives; and no plan over the limit is taken."""
-    for hardware, fits in ((replace(SLOW, platform="cpu"), True), (SLOW, False)):
-        model, network, base = problem(two_products, hardware)
-        assert shortest_step(model, network, base, lambda _, fits=fits: fits).assignment is base
+def test_nothing_is_explored_where_nothing_overlaps() -> None:
+    """On CPUs ops wait for collectives."""
+    hardware = replace(SLOW, platform="cpu")
+    model, _, base = problem(two_products, hardware)
+    found = searched(model, hardware)
+    assert (found.assignment.inputs, found.assignment.seconds) == (base.inputs, base.seconds)
+    assert found.assignment.cheapest_seconds is None
 
 
 def test_the_same_plan_again() -> None:
-    """How long the search took does not matter."""
-    first, second = (shortest_step(*problem(two_products, SLOW), lambda _: True) for _ in range(2))
-    assert (first.step_seconds, first.assignment.inputs) == (second.step_seconds, second.assignment.inputs)
+    first, second = (searched(problem(two_products, SLOW)[0], SLOW).assignment for _ in range(2))
+    assert (first.seconds, first.inputs, first.outputs) == (second.seconds, second.inputs, second.outputs)
 
 
-def test_no_time_is_no_seed() -> None:
-    """A limit that has passed leaves the cheapest plan, and all seeds are left."""
-    model, network, base = problem(two_products, SLOW)
-    found = shortest_step(model, network, base, lambda _: True, 0.0)
-    assert found.assignment is base and not found.looked and "data" in found.left
+def explorer(fn: Callable[..., Any], hardware: Hardware) -> Explorer:
+    """A space, the cheapest plan of which is all that was looked at."""
+    model, network, base = problem(fn, hardware)
+    space, pool = (
+        Space(model, network, Clock(model.c, model.boxings), (), base.bound),
+        Pool(np.inf, Effort().count),
+    )
+    (candidate,) = [pool.add(space.look(spaces.solved_alike(network, Effort()), "cheapest"))]
+    return Explorer(space, pool, candidate, seeds_for(1), Effort(pool.count))
+
+
+def test_more_effort_looks_at_the_same_plans_and_then_more() -> None:
+    """So it is never worse."""
+    found = []
+    for turns in (3, 6, 12):
+        e = explorer(sent_twice, SLOW)
+        e.run(turns, turns)
+        found.append([(x.source, x.states) for x in e.pool.candidates])
+        assert e.pool.best is not None
+        least = min(x.times.step_seconds for x in e.pool.candidates)
+        assert e.pool.best.times.step_seconds <= least * (1 + SAME_STEP)
+    few, some, many = found
+    assert len(few) < len(many)
+    assert some[: len(few)] == few and many[: len(some)] == some
+
+
+def test_turns_end_with_the_effort_but_for_the_fewest() -> None:
+    e = explorer(sent_twice, SLOW)
+    e.effort = e.effort.at_most(0.0)
+    e.run(2, 24)
+    assert e.turns == 2
+    assert {seed_name(seed) for seed in seeds_for(1)} > {seed_name(seed) for seed in e.seeds}
+
+
+def test_what_kernels_wait_for_is_left_out() -> None:
+    """The plan near the best one without a move that is exposed in it."""
+    e = explorer(sent_twice, SLOW)
+    base = e.chains[0].at
+    moves, *_ = exposed_moves(base.takes, 0.0)
+    assert base.takes.scheduled().exposed_of(moves[0]) > 0
+    without = network_without(e.space.model, e.space.network, moves)
+    assert np.isinf(without.cost(base.states))
+    found = e.space.begin(without.unary, "other", Effort())
+    assert found is None or found.states != base.states
 
 
 def test_shares() -> None:
@@ -174,34 +219,12 @@ def test_groups_are_phases() -> None:
     assert {"given", "forward", "backward"} <= set(phases_of(model.graph).values())
 
 
-def test_looks_are_fewer_for_larger_programs() -> None:
-    """By the size of the network alone."""
-    _, network, _ = problem(chain)
-    twice = CostNetwork(network.unary * 2, network.edges)
-    assert 0 < look_size(network) <= look_size(twice)
-    assert WORK / look_size(network) - BESIDE > MOST_LOOKS > MANY_LOOKS > FEWEST_LOOKS
-    assert looks_for(network) == MOST_LOOKS
-    many = CostNetwork(network.unary, network.edges * 20_000)
-    assert looks_for(many) == FEWEST_LOOKS
-    some = CostNetwork(network.unary, network.edges * int(WORK / 6 / len(network.edges)))
-    assert FEWEST_LOOKS <= looks_for(some) < looks_for(some, STAGE_WORK) < MOST_LOOKS
-
-
-def test_the_finalists_are_the_shortest_of_the_list_schedule() -> None:
-    """None of the other plans is run in XLA's own order, and the best of those that are is taken."""
-    model, network, base = problem(sent_twice, SLOW)
-    found = shortest_step(model, network, base, lambda _: True)
-    clock = Clock(model.c, model.boxings)
-    assert found.step_seconds == clock.scheduled_seconds(found.assignment)
-    assert found.step_seconds <= clock.scheduled_seconds(base)
-
-
-def test_what_no_time_was_left_to_find_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search that time has ended may have found nothing but states that cannot be: no program has them."""
+def test_what_no_effort_was_left_to_find_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A solver that was ended may have found nothing but states that cannot be: no program has them."""
     never = np.array([[np.inf, 1.0], [1.0, np.inf]])
     network = CostNetwork((np.zeros(2), np.zeros(2)), ((0, 1, never),))
-    assert network.cost(hidden.solved_alike(network, None)) == 1.0
+    assert network.cost(spaces.solved_alike(network, Effort())) == 1.0
     ended = SimpleNamespace(states=(0, 0))
-    monkeypatch.setattr(hidden, "solve", lambda *_, **__: ended)
+    monkeypatch.setattr(spaces, "solve", lambda *_, **__: ended)
     with pytest.raises(Infeasible):
-        hidden.solved_alike(network, 0.0)
+        spaces.solved_alike(network, Effort())

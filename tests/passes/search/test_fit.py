@@ -15,12 +15,14 @@ import sbp
 from sbp import B, S
 from sbp.hardware.catalogue import Hardware, Link, hardware_for
 from sbp.passes.physical.evaluate import HOLES
-from sbp.passes.physical.fit import LimitedProblem
+from sbp.passes.physical.exposure import Clock
 from sbp.passes.physical.program import Box
 from sbp.passes.plan.budget import Budget
-from sbp.passes.plan.cheapest import choose
 from sbp.passes.plan.solve import solve
 from sbp.passes.program.trace import trace
+from sbp.passes.request import Request, Terms
+from sbp.passes.search.limited import LimitedProblem
+from sbp.passes.search.search import FoundSignatures, Search
 from tests.passes.plan.test_optimal import problem, program
 
 ON = sbp.placement("h100", shape=(8,))
@@ -94,6 +96,15 @@ def limited(fn: Any, *shapes: tuple[int, ...]) -> LimitedProblem:
     return LimitedProblem(*problem(trace(fn, args, {}).graph, place), (), 1.0)
 
 
+def searched(given: LimitedProblem, limit: float) -> FoundSignatures:
+    """What the search finds for a problem of four devices under a limit."""
+    graph, place = given.candidates.graph, given.candidates.placement
+    free = (None,) * len(graph.inputs), (None,) * len(graph.outputs)
+    hardware = given.boxings.network.hardware
+    request = Request("f", place, hardware, *free, free[1], terms=Terms(memory_limit_bytes=limit))
+    return Search(given.candidates, given.asked, given.boxings, request).run()
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_loads_are_no_more_than_a_plan_needs(seed: int) -> None:
     """Else plans that fit would be left out."""
@@ -106,12 +117,12 @@ def test_loads_are_no_more_than_a_plan_needs(seed: int) -> None:
         unary[load.node] = unary[load.node] + 1e-15 * load.bytes
     states = solve(replace(network, unary=tuple(unary))).states
     counted = Budget(tuple(model.loads), np.inf).peak_bytes(states)
-    needed = given.peak_bytes(model.chosen(states, 0.0, 0.0))
+    clock = Clock(given.candidates, given.boxings)
+    needed = clock.program(model.chosen(states, 0.0, 0.0)).peak_bytes()
     assert counted <= needed * (1 + HOLES)
-    fastest = choose(given.candidates, given.asked, given.boxings, None)
-    found = replace(given, limit_bytes=needed).keep_limit(fastest)
-    assert found.smallest is None
-    assert given.peak_bytes(found.assignment) <= needed
+    found = searched(given, needed)
+    assert found.smallest is None and found.takes is not None
+    assert found.takes.peak_bytes() <= needed
 
 
 def test_a_copy_counts_beside_what_it_is_made_of() -> None:

@@ -1,0 +1,161 @@
+"""Twelve programs, planned as they are and with each part of the search left out: what every part is worth.
+
+    python -m benchmarks.search [gpt unet ...] [--parts 1,0.6] [--placement 2x4] [--without "shaken shares"]
+
+`--parts` are limits on memory, as parts of what the plan without a limit needs; `--effort` is that of the
+options. Steps are estimated, of absent H100s. Left out are the parts that are named, one after the other;
+`--without all` leaves out each. A part that wins less than 1 % on all programs is not worth its lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+import sbp
+from benchmarks import large, nets
+from benchmarks.cases import Case
+from models import classifier
+from sbp.errors import SbpError
+from sbp.passes.plan import prices, solve, within
+from sbp.passes.plan.priced import PricedStarts
+from sbp.passes.search import explore, limited, search, space
+
+
+def classifier_case(choice: str, shape: Sequence[int], layers: int) -> Case:
+    """The head of many classes in models/classifier.py."""
+    args = classifier.train_step_args()
+    return Case(classifier.train_step, lambda: args, (sbp.AUTO,) * len(args))
+
+
+PROGRAMS: Mapping[str, tuple[Callable[[str, Sequence[int], int], Case], int]] = {
+    "gpt": (large.LARGE["gpt"], 4),
+    "llama": (large.LARGE["llama-scan"], 8),
+    "resnet": (large.LARGE["resnet"], 50),
+    "mixture": (nets.NETS["mixture"], 2),
+    "ragged": (nets.NETS["ragged"], 2),
+    "translation": (nets.NETS["translation"], 2),
+    "unet": (nets.NETS["unet"], 3),
+    "dlrm": (large.LARGE["dlrm"], 1),
+    "diffusion": (nets.NETS["diffusion"], 8),
+    "state-space": (nets.NETS["state-space"], 2),
+    "classifier": (classifier_case, 1),
+    "lstm": (nets.NETS["lstm"], 2),
+}
+"""By name: how they are made, and of how many layers."""
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Does nothing."""
+
+
+PARTS: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
+    "patient bound": ((solve._Search, "_raise_bound", _nothing),),
+    "few states": ((solve, "FEW", ()),),
+    "groups chosen anew": ((solve._Search, "_improve_parts", lambda *_: False),),
+    "folded networks": ((space, "FOLDED", 0.0),),
+    "parallelisms by name": ((search, "seeds_for", lambda *_: ()), (search, "MORE_PAIRS", ())),
+    "more pairs": ((search, "MORE_PAIRS", ()),),
+    "parallelisms compared": ((explore.Explorer, "order_seeds", _nothing),),
+    "what is exposed": ((explore.Explorer, "go_on", lambda _, chain: setattr(chain, "is_over", True)),),
+    "other dampings": ((explore, "DAMPINGS", (0.5,)),),
+    "without exposed moves": ((explore, "exposed_moves", lambda *_: []),),
+    "without lone moves": ((explore, "lone_moves", lambda *_: []),),
+    "shaken shares": ((explore, "SHAKEN", 0.0),),
+    "priced starts": ((limited, "priced_starts", lambda *_: PricedStarts()),),
+    "plans combined": ((within.LimitedSearch, "_combine", _nothing),),
+    "sweeps of equal layers": ((prices.Prices, "begin_alike", _nothing),),
+    "exact at prices": ((within.LimitedSearch, "_look_exactly", _nothing),),
+    "kicks": ((within, "_KICKS", 0),),
+    "missed loads": ((limited, "missed_loads", lambda *_: ()),),
+    "asked for more": ((limited, "FULL", 0.0),),
+    "room for parallelisms": ((limited.LimitedSpace, "roomy", lambda _, unary, at: tuple(unary)),),
+    "recomputation": ((limited, "RecomputingModel", limited.RoomModel),),
+    "all plans of small programs": ((search, "cheapest_by_trying", _nothing),),
+}
+"""What may be left out: attributes, and what takes their place."""
+
+
+@contextlib.contextmanager
+def without(part: str) -> Iterator[None]:
+    """Leaves a part of the search out meanwhile; "" for none."""
+    changed = PARTS.get(part, ())
+    before = [getattr(owner, name) for owner, name, _ in changed]
+    for owner, name, other in changed:
+        setattr(owner, name, other)
+    try:
+        yield
+    finally:
+        for (owner, name, _), old in zip(changed, before, strict=True):
+            setattr(owner, name, old)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a plan takes, and what it took to find it.
+
+    Arguments:
+      step_seconds: infinite where none was found that fits.
+    """
+
+    step_seconds: float = math.inf
+    memory_bytes: float = math.nan
+    gap: float = math.nan
+    cpu_seconds: float = math.nan
+
+
+def planned(name: str, shape: Sequence[int], limit: float, effort: float = 1.0) -> Row:
+    """A program under a limit, bytes per device."""
+    make, layers = PROGRAMS[name]
+    case, placement = make("auto", shape, layers), sbp.placement("h100", shape=tuple(shape))
+    options = sbp.Options(cache=False, progress=False, memory_limit=limit, effort=effort)
+    donated = (0, 1) if name != "classifier" else ()
+    program = sbp.compile(case.step, placement, donate_argnums=donated, options=options)
+    args = case.shapes()
+    program.trace(*args)
+    began = time.process_time()
+    try:
+        plan = program.plan(*args)
+    except SbpError:
+        return Row(cpu_seconds=time.process_time() - began)
+    return Row(plan.step_seconds, plan.memory_bytes, plan.cheapest_gap, time.process_time() - began)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints a table."""
+    parser = argparse.ArgumentParser(prog="benchmarks.search", description=__doc__.splitlines()[0])
+    parser.add_argument("programs", nargs="*", default=list(PROGRAMS))
+    parser.add_argument("--parts", default="1,0.6", help="limits on memory")
+    parser.add_argument("--placement", default="2x4")
+    parser.add_argument("--effort", type=float, default=1.0)
+    parser.add_argument("--without", nargs="*", default=[], help="parts, or all", metavar="PART")
+    options = parser.parse_args(argv)
+    jax.config.update("jax_platforms", "cpu")
+    shape = tuple(map(int, options.placement.split("x")))
+    left_out = list(PARTS) if options.without == ["all"] else options.without
+    print("| program | limit | left out | step | of the usual | memory | gap | CPU s |\n" + "|---" * 8 + "|")
+    for name in options.programs:
+        free = planned(name, shape, math.inf, options.effort)
+        for part in map(float, options.parts.split(",")):
+            limit, usual = (math.inf if part == 1 else part * free.memory_bytes), math.nan
+            for other in ("", *left_out):
+                with without(other):
+                    row = planned(name, shape, limit, options.effort)
+                usual = usual if other else row.step_seconds
+                print(
+                    f"| {name} | {part:g} | {other} | {1e6 * row.step_seconds:.1f} us "
+                    f"| {row.step_seconds / usual:.3f} | {row.memory_bytes / 1e9:.3f} GB | {row.gap:.2%} "
+                    f"| {row.cpu_seconds:.1f} |",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""Exploring a space: parallelisms by name, and from each plan the problem told what is exposed.
+
+The cheapest plan one thing after the other may wait for collectives that a dearer one hides. So from each
+plan that is worth it the problem is solved again with every move counting as far as it was exposed there
+(exposure.py). Plans that come from one another are a chain; it begins at the cheapest plan, or at that of a
+parallelism (plan/seeds.py). Turn by turn one plan more is looked at: of a new chain, or of the chain that
+promises most. What comes in a turn depends on those before it alone, so that with more effort the same plans
+are looked at, and then more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sbp.passes.physical.compared import compared, is_alike
+from sbp.passes.physical.exposure import Shares
+from sbp.passes.physical.lone_collectives import exposed_moves, lone_moves, network_without
+from sbp.passes.physical.program import Box
+from sbp.passes.plan.effort import Effort
+from sbp.passes.plan.network import Table
+from sbp.passes.plan.seeds import SeedUse, seed_name, seeds_compared
+from sbp.passes.search.pool import PlanCandidate, Pool
+from sbp.passes.search.space import Space
+
+PATIENCE = 0.01
+"""A chain counts as so much longer for each plan that was looked at in it: others have their turn."""
+LOST = 1.05
+"""From a plan whose step is so many times the shortest of its chain that goes back."""
+DAMPINGS = (0.5, 0.75, 0.25)
+"""How much of the shares stays from plan to plan, each time that a chain comes to its end."""
+NEAR_SECONDS, NEAR_TURNS = 1.0, 6
+"""Of work, for a plan with the shortest step near one; and plans that are looked at."""
+EXPOSED, MOST_MOVES = 0.003, 2
+"""The best plan is looked at without moves that kernels wait for longer than this part of the step, of so
+many kinds at the most."""
+SHAKEN = 0.3
+"""The standard deviation of the logarithms of shares that are shaken: what XLA's order makes of plans that
+cost about the same differs by some percent."""
+
+
+@dataclass
+class PlanChain:
+    """Plans that come from one another.
+
+    Arguments:
+      name: of the parallelism that it began with.
+      unary: the costs of the states that this allows.
+      at: its last plan.
+      best: that with the shortest step.
+      shares, best_shares: with which these were found; None for 1.0 each.
+      by_list: whether it goes on with what is exposed in the list schedule.
+      looks: how many plans were looked at from it.
+      returns: how often it has gone back to its best plan.
+      is_over: whether nothing new comes of it.
+    """
+
+    name: str
+    unary: Sequence[Table]
+    at: PlanCandidate
+    best: PlanCandidate
+    shares: Shares | None = None
+    best_shares: Shares | None = None
+    by_list: bool = True
+    looks: int = 0
+    returns: int = 0
+    is_over: bool = False
+
+    @property
+    def promise(self) -> float:
+        """The lower, the sooner it is gone on with."""
+        return self.best.priced_seconds * (1.0 + PATIENCE) ** self.looks
+
+    def turn_back(self) -> None:
+        """Goes back to its best plan, from which other shares count from now on; in the end it is over."""
+        self.returns += 1
+        self.at, self.shares = self.best, self.best_shares
+        self.is_over = self.returns >= len(DAMPINGS)
+
+
+class Explorer:
+    """A space that is explored, turn by turn.
+
+    Arguments:
+      space: the problem.
+      pool: where candidates go.
+      base: the plan to begin at.
+      seeds: parallelisms to look at; they are taken out as they are.
+      effort: for all turns together.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        pool: Pool,
+        base: PlanCandidate,
+        seeds: Sequence[tuple[SeedUse, ...]],
+        effort: Effort,
+    ) -> None:
+        self.space, self.pool, self.effort = space, pool, effort
+        self.seeds, self.turns = list(seeds), 0
+        given = "the cheapest plan", space.network.unary, base, base
+        self.chains = [PlanChain(*given), PlanChain(*given, by_list=False)]
+        self.near: PlanCandidate | None = None
+        self.moves: list[list[Box]] = []
+        self.random = np.random.default_rng(0)
+
+    def order_seeds(self, outer: int) -> None:
+        """Puts parallelisms first that are cheap on one of each of a program's equal layers, if it has many.
+
+        Arguments:
+          outer: how many axes of the placement a pair of them uses for the first of the two.
+        """
+        if not self.seeds or not is_alike(self.space.network):
+            return
+        base, s = self.chains[0].at, self.space
+        asked = seeds_compared(s.model.c.placement.ndim, outer)
+        shares = s.exposure.shares(base.times)
+        found = compared(s.model, s.exposure, shares, asked, s.tensors, self.effort)
+        first = [x.seed for x in found]
+        self.seeds = [*first, *(seed for seed in self.seeds if seed not in first)]
+
+    def run(self, fewest: int, most: float) -> None:
+        """Takes turns until the effort is spent, so many at the least and at the most, or nothing is left."""
+        while self.turns < fewest or (self.turns < most and not self.effort.is_spent):
+            if self.effort.count.is_over() or not self.turn():
+                return
+
+    def turn(self) -> bool:
+        """Looks at one plan more; whether there was any.
+
+        A parallelism, the chain that promises most, and what is near the best plan take turns.
+        """
+        self.turns += 1
+        chain = min((c for c in self.chains if not c.is_over), key=lambda c: c.promise, default=None)
+        if self.turns % 3 == 0:
+            self.look_near()
+        elif self.seeds and (chain is None or self.turns % 3 == 2):
+            self.begin(self.seeds.pop(0))
+        elif chain is not None:
+            self.go_on(chain)
+        else:
+            return False
+        return True
+
+    def begin(self, seed: tuple[SeedUse, ...]) -> None:
+        """A chain that begins with a parallelism."""
+        unary, name = self.space.restricted(seed), seed_name(seed)
+        found = self.space.begin(unary, name, self.effort)
+        if found is not None:
+            self.pool.add(found)
+            self.chains.append(PlanChain(name, unary, found, found))
+
+    def go_on(self, chain: PlanChain) -> None:
+        """One plan more of a chain. Where its parallelism has no other, it goes on without."""
+        times = chain.at.times_by_list if chain.by_list else chain.at.times
+        shares = self.space.exposure.shares(times, chain.shares, DAMPINGS[chain.returns])
+        network = self.space.exposure.weighted(shares, chain.unary)
+        found = self.space.go_on(network, chain.at, chain.name, self.effort)
+        chain.looks += 1
+        if found is None:
+            chain.turn_back()
+            if chain.is_over and chain.unary is not self.space.network.unary:
+                chain.unary, chain.returns, chain.is_over = self.space.network.unary, 0, False
+            return
+        self.pool.add(found)
+        chain.at, chain.shares = found, shares
+        if found.priced_seconds < chain.best.priced_seconds:
+            chain.best, chain.best_shares = found, shares
+        elif found.priced_seconds > LOST * chain.best.priced_seconds:
+            chain.turn_back()
+
+    def look_near(self) -> None:
+        """A plan near the best one: without some of its moves, or with its shares shaken."""
+        best, s = self.pool.best or self.chains[0].at, self.space
+        if best is not self.near:
+            self.near, least = best, EXPOSED * best.times.step_seconds
+            lone, known = lone_moves(best.takes), exposed_moves(best.takes, least)
+            known = [moves for moves in known if moves[0].value in s.model.supply]
+            self.moves = [x for moves in (lone, *known[:MOST_MOVES]) if moves for x in (moves, [])]
+        moves, shares = self.moves.pop(0) if self.moves else [], s.exposure.shares(best.times)
+        if not moves:
+            noise = np.exp(SHAKEN * self.random.standard_normal(len(shares)))
+            shares = {g: x * float(y) for (g, x), y in zip(shares.items(), noise, strict=True)}
+        weighted = s.exposure.weighted(shares, s.network.unary)
+        network = network_without(s.model, weighted, moves) if moves else weighted
+        found = s.go_on(network, best, "near the best", self.effort)
+        if found is not None:
+            self.pool.add(found)
+
+
+def shortest(space: Space, pool: Pool, base: PlanCandidate, effort: Effort) -> PlanCandidate:
+    """The plan of a space with the shortest step that is found near one.
+
+    Arguments:
+      effort: for all that is looked at.
+    """
+    if base.times.sent or base.times.talked:
+        Explorer(space, pool, base, (), effort.at_most(NEAR_SECONDS)).run(0, NEAR_TURNS)
+    return pool.best or base

@@ -1,0 +1,281 @@
+"""A planning problem under a limit on memory: its plans keep the limit, as the evaluator says.
+
+What the search counts (plan/room.py) is not what the evaluator finds. So the search is told what a solution
+needs beyond its count, and goes on, until the evaluator agrees. Parallelisms are looked at first at the
+prices of bytes that hold for the cheapest plan that fits: one solution without a limit each, which needs
+about as much as that plan. What has no room is not thrown away: what it excludes costs more, so that those
+tensors leave it that free the most memory for what it takes.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sbp.passes.boxing.paths import Boxings
+from sbp.passes.physical.evaluate import HOLES
+from sbp.passes.physical.exposure import Clock
+from sbp.passes.physical.memory import SmallestPeak
+from sbp.passes.physical.missed import missed_loads
+from sbp.passes.plan.budget import Budget, Fitted, Load
+from sbp.passes.plan.candidates import Candidates
+from sbp.passes.plan.effort import Effort
+from sbp.passes.plan.model import Boundary
+from sbp.passes.plan.network import CostNetwork, Infeasible, Table
+from sbp.passes.plan.priced import priced_starts
+from sbp.passes.plan.prices import NO_PRICES
+from sbp.passes.plan.recompute import RecomputingModel
+from sbp.passes.plan.room import RoomModel
+from sbp.passes.plan.seeds import SEQUENCE_3, TENSOR, ZERO_3, ZERO_3_ANY, seed_name
+from sbp.passes.plan.solve import Progress
+from sbp.passes.plan.within import LimitedSearch
+from sbp.passes.search.pool import PlanCandidate, Pool
+from sbp.passes.search.space import Space, solved_alike
+
+TRIES, CORRECTED_TRIES = 12, 8
+"""How often the search is asked for less, because what it found needs more than it counted; of these, the
+first ones are asked for less only around the time at which that is so."""
+MARGIN = 0.998
+"""Of what the next try may use."""
+HELPED, MOST_STEP = 0.995, 0.85
+"""What is found needs no more than the first part of the smallest peak yet; or the next try may use no more
+than the second of what the last was counted to use."""
+NEAR = 1.005
+"""Of the smallest peak: what a plan that is about as small may use."""
+FULL = 0.995
+"""Of a plan that needs less than this part of the limit the search is asked for more, once."""
+STARTS_SECONDS, SEARCH_SECONDS, TRY_SECONDS, LARGE_CELLS = 3.0, 4.0, 2.0, 2e7
+"""Of work: to find where to begin, for the first search, and for each that follows; twice as much where a
+network has so many cells."""
+GOOD_GAP = 0.005
+"""The search for the cheapest that fits ends this near to its bound,"""
+EXPLORED_GAP = 0.01
+"""and one of those with other costs this near."""
+WITHIN_SECONDS, WITHIN_TRIES = 1.5, 3
+"""For the plan of other costs that keeps the limit; and how often it is asked for less."""
+SMALLEST_SECONDS = 2.0
+"""For each look at the smallest peak, at the most."""
+FITTING = (ZERO_3, ZERO_3_ANY, SEQUENCE_3, TENSOR)
+"""Parallelisms that keep parts of what others keep whole, for all axes alike."""
+
+
+@dataclass(frozen=True)
+class LimitedProblem:
+    """A program that is planned under a limit.
+
+    Arguments:
+      donated: positions of the inputs whose memory the results may take.
+      limit_bytes: per device.
+      progress: is told of the search.
+      recomputes: whether ops may run again.
+    """
+
+    candidates: Candidates
+    asked: Boundary
+    boxings: Boxings
+    donated: Sequence[int]
+    limit_bytes: float
+    progress: Progress | None = None
+    recomputes: bool = True
+
+    def model(self) -> RoomModel:
+        """The model of the program with its loads, not built."""
+        given = self.candidates, self.asked, self.boxings
+        kind = RecomputingModel if self.recomputes else RoomModel
+        return kind(*given, self.limit_bytes, self.donated, HOLES)
+
+
+class LimitedSpace(Space):
+    """The plans of a program that keep a limit.
+
+    Arguments:
+      problem: what is planned.
+      pool: says what fits, and takes what is tried.
+      clock: makes the programs of its plans.
+      bound: what no plan can be cheaper than.
+    """
+
+    def __init__(self, problem: LimitedProblem, pool: Pool, clock: Clock, bound: float) -> None:
+        model = problem.model()
+        super().__init__(model, model.build(), clock, problem.donated, bound)
+        self.problem, self.pool = problem, pool
+        self.loads: tuple[Load, ...] = tuple(model.loads)
+        self.counted_bytes, self.prices = problem.limit_bytes, NO_PRICES
+        self.room_model: RoomModel = model
+
+    # The cheapest that fits.
+
+    def fit(self, base: PlanCandidate, effort: Effort) -> PlanCandidate | SmallestPeak:
+        """The cheapest plan found that keeps the limit, proven against the bound of all that do; or what is
+        nearest to it."""
+        budget, limit = Budget(self.loads, self.problem.limit_bytes), self.problem.limit_bytes
+        starts = priced_starts(
+            self.room_model, self.network, budget, base.assignment, self.allowed(effort, STARTS_SECONDS)
+        )
+        search = LimitedSearch(
+            self.network, budget, self.allowed(effort, SEARCH_SECONDS), self.problem.progress, GOOD_GAP
+        )
+        for states in starts.states:
+            search.start_from(states)
+        if starts.price:
+            search.charge(starts.free, starts.price)
+        found, power = search.run(), 1
+        if math.isfinite(found.bound):
+            self.bound = max(self.bound, found.bound)
+        low, high = 0.0, math.inf  # what is counted of plans: none was found with this, one with that
+        smallest: PlanCandidate | None = None
+        for k in range(TRIES):
+            tried = self.tried(found, "the cheapest that fits")
+            if tried is None:
+                found = search.go_on(search.budget.limit, self.allowed(effort, TRY_SECONDS))
+                continue
+            if self.pool.fits(tried):
+                return self.with_more(search, tried, effort)
+            last = smallest
+            smallest = tried if smallest is None else min(smallest, tried, key=lambda x: x.memory_bytes)
+            missed = self.missed(search.budget, found, tried) if k < CORRECTED_TRIES else ()
+            if missed:
+                found = search.go_on(search.budget.limit, self.allowed(effort, TRY_SECONDS), missed)
+                continue
+            if last is not None and tried.memory_bytes > HELPED * last.memory_bytes:
+                power *= 2  # less of what is counted was not less of what is needed
+            if found.fits:
+                high = min(found.peak_bytes, search.budget.limit)
+            else:
+                low = search.budget.limit
+            if high < NEAR * low or math.isinf(high):
+                break
+            part = max((MARGIN * limit / tried.memory_bytes) ** power, MOST_STEP if power > 1 else 0.0)
+            target = max(high * min(part, MARGIN), math.sqrt(low * high))
+            found = search.go_on(target, self.allowed(effort, TRY_SECONDS))
+        return self.smallest(search, starts.states, effort)
+
+    def allowed(self, effort: Effort, seconds: float) -> Effort:
+        """A part of the effort: so many seconds, and as many more as the network is large."""
+        edges = self.network.edges
+        return effort.at_most(seconds * (1.0 + sum(t.size for _, _, t in edges) / LARGE_CELLS))
+
+    def tried(self, found: Fitted, source: str) -> PlanCandidate | None:
+        """The plan that a search has found; None if it has found none at all."""
+        if not math.isfinite(found.cost):
+            return None
+        return self.pool.add(self.look(found.states, source))
+
+    def missed(self, budget: Budget, found: Fitted, tried: PlanCandidate) -> tuple[Load, ...]:
+        """What is not counted of a plan that keeps the limit by the count."""
+        return missed_loads(tried.takes, self.room_model, budget, found.states) if found.fits else ()
+
+    def with_more(self, search: LimitedSearch, fitted: PlanCandidate, effort: Effort) -> PlanCandidate:
+        """A plan that fits, or a cheaper one where the search counts more than the evaluator.
+
+        What is explored begins where the search has ended.
+        """
+        counted, limit = search.budget.limit, self.problem.limit_bytes
+        if fitted.memory_bytes < FULL * limit and not effort.is_spent:
+            found = search.go_on(
+                counted * MARGIN * limit / fitted.memory_bytes, self.allowed(effort, TRY_SECONDS)
+            )
+            more = (self.tried(found, "the cheapest that fits") if found.fits else None) or fitted
+            if self.pool.fits(more) and more.assignment.seconds < fitted.assignment.seconds:
+                counted, fitted = search.budget.limit, more
+        self.loads, self.counted_bytes, self.prices = search.budget.loads, counted, search.prices.found()
+        return fitted
+
+    def smallest(
+        self, search: LimitedSearch, starts: Sequence[tuple[int, ...]], effort: Effort
+    ) -> PlanCandidate | SmallestPeak:
+        """The smallest peak, where nothing was found that fits; it may fit after all."""
+        effort = Effort(effort.count)  # a refusal has to be sure
+        least = search.smallest(effort.at_most(SMALLEST_SECONDS))
+        # Of all that have about this peak a cheap one: nothing in it is larger than it must be.
+        near = search.go_on(NEAR * least.peak_bytes, effort.at_most(SMALLEST_SECONDS))
+        self.loads, self.prices = search.budget.loads, search.prices.found()
+        found = [least.states, near.states, *dict.fromkeys(starts)]
+        tried = [self.look(x, "the smallest peak") for x in found if math.isfinite(self.network.cost(x))]
+        for use in FITTING:
+            seed = (use,) * self.model.c.placement.ndim
+            priced = self.begin(self.restricted(seed), seed_name(seed), effort)
+            tried += [] if priced is None else [priced]
+        tried.sort(key=lambda x: x.memory_bytes)
+        for x in tried:
+            self.pool.add(x)
+        if tried and self.pool.fits(tried[0]):
+            return next(x for x in sorted(tried, key=lambda x: x.assignment.seconds) if self.pool.fits(x))
+        smallest = min(self.pool.candidates, key=lambda x: x.memory_bytes)
+        known = min(least.least_peak_bytes, smallest.memory_bytes)
+        return SmallestPeak(smallest.takes.physical, smallest.memory_bytes, known)
+
+    # What is explored.
+
+    def begin(self, unary: tuple[Table, ...], source: str, effort: Effort) -> PlanCandidate | None:
+        """The cheapest plan of some states where bytes have their prices; it may not fit."""
+        costs = self.prices.charged(unary, self.loads)
+        allowed = self.allowed(Effort(effort.count), WITHIN_SECONDS)
+        try:
+            found = self.look_once(solved_alike(CostNetwork(costs, self.network.edges), allowed), source)
+        except Infeasible:
+            return None
+        if found is None or self.pool.fits(found):
+            return found
+        over = self.prices.excess_seconds(self.loads, found.states, self.counted_bytes)
+        return replace(found, excess_seconds=over)
+
+    def go_on(
+        self, network: CostNetwork, at: PlanCandidate, source: str, effort: Effort
+    ) -> PlanCandidate | None:
+        """The plan that solves the problem with other costs, and fits; None if none is found, or it was
+        looked at before."""
+        unary = self.roomy(network.unary, at)
+        budget = Budget(self.loads, self.counted_bytes)
+        effort = self.allowed(Effort(effort.count), WITHIN_SECONDS)
+        try:
+            search = LimitedSearch(CostNetwork(unary, network.edges), budget, effort, None, EXPLORED_GAP)
+        except Infeasible:
+            return None
+        # The best of all may be of another space, whose variables are others.
+        search.begin_at(self.prices, at.states if at.states in self.seen else None)
+        found = search.run()
+        for _ in range(WITHIN_TRIES):
+            if not found.fits or found.states in self.seen:
+                return None
+            tried = self.look(found.states, source)
+            # What the search counts and what the evaluator does differ by the structure of the plan.
+            counted = min(found.peak_bytes, search.budget.limit)
+            if self.pool.fits(tried):
+                return tried
+            self.pool.add(tried)
+            found = search.go_on(
+                counted * MARGIN * self.problem.limit_bytes / tried.memory_bytes,
+                self.allowed(effort, TRY_SECONDS),
+            )
+        return None
+
+    def roomy(self, unary: Sequence[Table], at: PlanCandidate) -> tuple[Table, ...]:
+        """The same where their least memory is within the limit; else what is excluded costs more instead.
+
+        Leaving a parallelism altogether costs as much as the step.
+        """
+        if least_peak(unary, self.loads) <= self.counted_bytes:
+            return tuple(unary)
+        pairs = list(zip(unary, self.network.unary, strict=True))
+        narrowed = sum(bool((np.isinf(a) & ~np.isinf(b)).any()) for a, b in pairs)
+        extra, known = at.assignment.seconds / max(1, narrowed), dict[tuple[int, int], Table]()
+        for a, b in pairs:
+            if (id(a), id(b)) not in known:
+                known[id(a), id(b)] = a if a is b else np.where(np.isinf(a), b + extra, a)
+        return tuple(known[id(a), id(b)] for a, b in pairs)
+
+
+def least_peak(unary: Sequence[Table], loads: Sequence[Load]) -> float:
+    """What states that are not excluded keep alive at least."""
+    events = dict[int, float]()
+    for load in loads:
+        size = (
+            load.bytes.min()
+            if load.node < 0
+            else load.bytes[np.isfinite(unary[load.node])].min(initial=np.inf)
+        )
+        events[load.start] = events.get(load.start, 0.0) + float(size)
+        events[load.end] = events.get(load.end, 0.0) - float(size)
+    return float(np.cumsum([events[t] for t in sorted(events)]).max(initial=0.0))

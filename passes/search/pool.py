@@ -1,0 +1,95 @@
+"""The pool: every plan that a search has looked at. The answer is its best, and nothing leaves it."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from sbp.passes.physical.evaluate import Evaluator
+from sbp.passes.physical.exposure import Clock, StepTimes
+from sbp.passes.plan.effort import WorkCount
+from sbp.passes.plan.model import ChosenSignatures
+
+SAME_STEP = 5e-4
+"""Steps that differ by less are about the same: a plan that does more is not worth so little."""
+LOOKED_SECONDS = 3e-4
+"""What it takes to look at a plan, for each of its steps."""
+
+
+@dataclass(frozen=True)
+class PlanCandidate:
+    """A plan that was looked at.
+
+    Arguments:
+      assignment: its signatures.
+      takes: the figures of its program.
+      clock: that the program was made with.
+      source: what it was found from.
+      states: of the problem that it solves.
+      excess_seconds: what the bytes that it needs beyond a limit cost, at the prices of that limit.
+    """
+
+    assignment: ChosenSignatures
+    takes: Evaluator
+    clock: Clock
+    source: str = ""
+    states: tuple[int, ...] = ()
+    excess_seconds: float = 0.0
+
+    @cached_property
+    def times(self) -> StepTimes:
+        """What it takes, and what kernels wait for."""
+        return self.clock.times_of(self.takes, self.assignment.beyond_seconds)
+
+    @cached_property
+    def times_by_list(self) -> StepTimes:
+        """The same, with what kernels wait for in the list schedule, which changes less from plan to plan."""
+        return self.clock.times_of(self.takes, self.assignment.beyond_seconds, by_list=True)
+
+    @property
+    def memory_bytes(self) -> float:
+        """What a device needs."""
+        return self.takes.peak_bytes()
+
+    @property
+    def priced_seconds(self) -> float:
+        """Its step, and what the bytes cost that it needs too much."""
+        return self.times.step_seconds + self.excess_seconds
+
+
+class Pool:
+    """The candidates of a search.
+
+    Arguments:
+      limit_bytes: what a plan may need.
+      count: of the search's work.
+    """
+
+    def __init__(self, limit_bytes: float, count: WorkCount) -> None:
+        self.limit_bytes, self.count = limit_bytes, count
+        self.candidates: list[PlanCandidate] = []
+        self.counted: list[PlanCandidate] = []
+        """Those of which the best is the answer."""
+        self.binds = False
+
+    @property
+    def best(self) -> PlanCandidate | None:
+        """The one with the shortest step; of steps that are about the same, that with the least work."""
+        least = min((x.times.step_seconds for x in self.counted), default=math.inf)
+        same = [x for x in self.counted if x.times.step_seconds <= least * (1.0 + SAME_STEP)]
+        return min(same, key=lambda x: (x.times.seconds, x.times.step_seconds), default=None)
+
+    def add(self, candidate: PlanCandidate) -> PlanCandidate:
+        """Takes a candidate up."""
+        self.count.add(LOOKED_SECONDS * len(candidate.takes.physical.steps))
+        self.candidates.append(candidate)
+        if not self.binds or self.fits(candidate):
+            self.counted.append(candidate)
+        return candidate
+
+    def bind(self) -> None:
+        """From now on only what keeps the limit on memory counts."""
+        self.binds, self.counted = True, [x for x in self.candidates if self.fits(x)]
+
+    def fits(self, candidate: PlanCandidate) -> bool:
+        """Whether a candidate keeps the limit on memory."""
+        return math.isinf(self.limit_bytes) or candidate.memory_bytes <= self.limit_bytes

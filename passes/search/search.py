@@ -1,0 +1,255 @@
+"""The search for signatures: one pool, to which every source adds, of which the best is the plan.
+
+1. The cheapest plan one thing after the other, with its bound.
+2. Where collectives run beside kernels: the space around it is explored (explore.py).
+3. If the best of these needs more memory than there is: the same under the limit (limited.py).
+4. Where the user's time ended any of this: plans that people write by hand (floor.py).
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from sbp.passes.boxing.paths import Boxings
+from sbp.passes.explain import notes
+from sbp.passes.explain.plan import SAME
+from sbp.passes.physical.enumerated import Weighed, cheapest_by_trying
+from sbp.passes.physical.evaluate import OVERLAPPING, Evaluator
+from sbp.passes.physical.exposure import Clock
+from sbp.passes.physical.memory import SmallestPeak
+from sbp.passes.plan.candidates import Candidates
+from sbp.passes.plan.cheapest import least_seconds
+from sbp.passes.plan.effort import Effort
+from sbp.passes.plan.grouped import axes_alike, axis_groups
+from sbp.passes.plan.indexed import IndexedNetwork
+from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
+from sbp.passes.plan.narrow import solve_indexed
+from sbp.passes.plan.network import Infeasible
+from sbp.passes.plan.seeds import ZERO_3_ANY, SeedUse, seeds_for
+from sbp.passes.request import Request
+from sbp.passes.search.explore import Explorer
+from sbp.passes.search.floor import CutModel, CutOff, add_floor
+from sbp.passes.search.limited import LimitedProblem, LimitedSpace
+from sbp.passes.search.pool import PlanCandidate, Pool
+from sbp.passes.search.space import Space
+
+SOLVE_SECONDS, EXPLORE_SECONDS, LIMITED_SECONDS = 20.0, 4.0, 6.0
+"""Of work, for each unit of effort: for the cheapest plan and its bound, for what is explored, and for what
+is explored under a limit."""
+FEWEST_TURNS, MOST_TURNS = 2, 24
+"""Plans beside the cheapest that are looked at, whatever they take; for each unit of effort, at the most."""
+MOST_CELLS = 2e7
+"""Networks of more table cells, as on four axes, are not written down; axes are grouped there."""
+SHARDED = SeedUse("sharded weights", batch=False, weights=True, moments=True)
+MORE_PAIRS = ((ZERO_3_ANY, SHARDED),)
+"""Parallelisms under a limit, for the outermost axis and for the others, beside those of plan/seeds.py:
+weights lie in as many parts as there are devices, and the batch at rest in fewer (MaxText's layout)."""
+
+
+@dataclass(frozen=True)
+class FoundSignatures:
+    """What a search has found.
+
+    Arguments:
+      assignment: a signature for everything.
+      notes: remarks on the search.
+      smallest: what is nearest to fitting, if nothing was found that fits.
+      is_cut: whether the user's time ended the search.
+      takes: the figures of the finished program of this assignment, if it was made.
+    """
+
+    assignment: ChosenSignatures
+    notes: tuple[str, ...] = ()
+    smallest: SmallestPeak | None = None
+    is_cut: bool = False
+    takes: Evaluator | None = None
+
+
+class Search:
+    """A search for signatures.
+
+    Arguments:
+      candidates: of every op.
+      asked: of arguments and results.
+      request: what is asked for else.
+    """
+
+    def __init__(self, candidates: Candidates, asked: Boundary, boxings: Boxings, request: Request) -> None:
+        self.candidates, self.asked, self.boxings, self.request = candidates, asked, boxings, request
+        self.clock = Clock(candidates, boxings)
+        self.effort = request.effort
+        self.pool = Pool(request.limit_bytes, self.effort.count)
+        self.bound, self.is_large = 0.0, False
+
+    def run(self) -> FoundSignatures:
+        """The plan with the shortest step that fits, as far as it is found."""
+        base: PlanCandidate | None = None
+        try:
+            space, base = self.cheapest()
+            self.explore(space, base)
+        except CutOff:
+            self.bound = least_seconds(self.candidates, self.boxings)
+        if self.effort.count.is_cut:
+            self.add_floor(base)
+        fastest = self.pool.best
+        assert fastest is not None
+        needed = 0.0 if math.isinf(self.pool.limit_bytes) else fastest.memory_bytes
+        if needed <= self.pool.limit_bytes:
+            return self.answer(fastest, base)
+        self.pool.bind()
+        fitted = self.fit(fastest)
+        best = self.pool.best
+        if best is None:
+            assert isinstance(fitted, SmallestPeak)
+            return FoundSignatures(fastest.assignment, smallest=fitted)
+        took = fastest.assignment.seconds, best.assignment.seconds
+        return self.answer(best, fitted, notes.fitted_note(self.pool.limit_bytes, needed, *took))
+
+    def allowed(self, seconds: float) -> Effort:
+        """The effort of a part of the search."""
+        return self.effort.at_most(seconds * self.request.terms.effort)
+
+    @property
+    def most_turns(self) -> float:
+        """Plans that are looked at, at the most."""
+        return MOST_TURNS * self.request.terms.effort
+
+    # Without a limit on memory.
+
+    def cheapest(self) -> tuple[Space | None, PlanCandidate]:
+        """The space of the program, and the cheapest plan; no space if it is too large to be written down."""
+        model = CutModel(self.candidates, self.asked, self.boxings, self.effort.count.is_over)
+        network = model.build_indexed()
+        effort, progress = self.allowed(SOLVE_SECONDS), self.request.terms.progress
+        solution = solve_indexed(network, effort=effort, progress=progress)
+        if not math.isfinite(solution.cost):
+            raise CutOff
+        self.bound = solution.bound
+        assignment = model.chosen(solution.states, solution.cost, solution.bound)
+        takes = self.clock.program(assignment, self.request.donated)
+        base = self.pool.add(
+            PlanCandidate(assignment, takes, self.clock, "the cheapest plan", solution.states)
+        )
+        if not self.overlaps(base):
+            return None, base
+        return self.space(model, network), base
+
+    def overlaps(self, base: PlanCandidate) -> bool:
+        """Whether any collective may run beside kernels."""
+        platform = self.request.hardware.platform
+        return platform in OVERLAPPING and bool(base.times.sent or base.times.talked)
+
+    def space(self, model: Model, network: IndexedNetwork) -> Space | None:
+        """The space of a model; of groups of axes where it is too large; None where that is too large too."""
+        if network.cells > MOST_CELLS:
+            model = CutModel(self.grouped, self.asked, self.boxings, self.effort.count.is_over)
+            try:
+                network = model.build_indexed()
+            except Infeasible:
+                return None
+            if network.cells > MOST_CELLS:
+                return None
+        return Space(model, network.dense(), self.clock, self.request.donated, self.bound)
+
+    @cached_property
+    def grouped(self) -> Candidates:
+        """The signatures that do the same along neighbouring axes."""
+        return axes_alike(self.candidates, self.groups)
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Axes between hosts, and those within."""
+        return axis_groups(self.request.placement, self.request.hardware)
+
+    def explore(self, space: Space | None, base: PlanCandidate) -> None:
+        """Looks at other plans of a space."""
+        if space is None:
+            self.is_large = self.overlaps(base)
+            return
+        axes = self.request.placement.ndim
+        outer = 1 if space.model.c is self.candidates else len(self.groups[0])
+        effort = self.allowed(EXPLORE_SECONDS)
+        explorer = Explorer(space, self.pool, base, seeds_for(axes, outer), effort)
+        explorer.order_seeds(outer)
+        explorer.run(FEWEST_TURNS, self.most_turns)
+
+    def add_floor(self, base: PlanCandidate | None) -> None:
+        """What is there although the search was cut off."""
+        try:
+            add_floor(self.pool, self.clock, self.asked, self.request.donated)
+        except Infeasible:
+            if base is not None:
+                return
+            # What the user asks for needs signatures that differ from axis to axis.
+            model = Model(self.candidates, self.asked, self.boxings)
+            space = Space(model, model.build(), self.clock, self.request.donated)
+            found = space.begin(space.network.unary, "the cheapest plan", Effort())
+            if found is None:
+                raise
+            self.pool.add(found)
+
+    # Under a limit on memory.
+
+    def fit(self, fastest: PlanCandidate) -> PlanCandidate | SmallestPeak:
+        """The cheapest that fits, and what is explored from it; the smallest peak where nothing fits."""
+        r = self.request
+        given = self.candidates, self.asked, self.boxings, r.donated, r.limit_bytes, r.terms.progress
+        problem = LimitedProblem(*given, recomputes=r.whole_step)
+        space, found = self.fitted(problem, fastest)
+        if isinstance(found, SmallestPeak) and problem.recomputes:
+            other, plain = self.fitted(replace(problem, recomputes=False), fastest)
+            if isinstance(plain, PlanCandidate):
+                space, found = other, plain
+        found = self.tried_out(problem, found)
+        if isinstance(found, PlanCandidate) and self.overlaps(found) and found.states:
+            axes = r.placement.ndim
+            pairs = [(outer, *(inner,) * (axes - 1)) for outer, inner in MORE_PAIRS] if axes > 1 else []
+            effort = self.allowed(LIMITED_SECONDS)
+            explorer = Explorer(space, self.pool, found, [*pairs, *seeds_for(axes)], effort)
+            explorer.run(FEWEST_TURNS, self.most_turns)
+        return found
+
+    def fitted(
+        self, problem: LimitedProblem, fastest: PlanCandidate
+    ) -> tuple[LimitedSpace, PlanCandidate | SmallestPeak]:
+        """The space under the limit, and the cheapest that fits."""
+        space = LimitedSpace(problem, self.pool, self.clock, self.bound)
+        return space, space.fit(fastest, self.effort)
+
+    def tried_out(
+        self, problem: LimitedProblem, found: PlanCandidate | SmallestPeak
+    ) -> PlanCandidate | SmallestPeak:
+        """The same, or what is cheaper and fits in a program so small that all plans can be looked at."""
+        known = found.assignment if isinstance(found, PlanCandidate) else None
+        below, bound = (math.inf, self.bound) if known is None else (known.seconds, known.bound)
+
+        def weighed(assignment: ChosenSignatures) -> Weighed:
+            takes = self.clock.program(assignment, self.request.donated)
+            return Weighed(takes.seconds(), takes.peak_bytes() <= self.pool.limit_bytes)
+
+        given = self.candidates, self.asked, self.boxings
+        better = cheapest_by_trying(*given, weighed, below, bound, recomputes=problem.recomputes)
+        if better is None:
+            return found
+        takes = self.clock.program(better, self.request.donated)
+        return self.pool.add(PlanCandidate(better, takes, self.clock, "all plans there are"))
+
+    # What was found.
+
+    def answer(
+        self, best: PlanCandidate, cheapest: PlanCandidate | SmallestPeak | None, *remarks: str
+    ) -> FoundSignatures:
+        """The best plan, with the bound and the time of the cheapest one.
+
+        Arguments:
+          cheapest: that the bound is of.
+        """
+        base = cheapest if isinstance(cheapest, PlanCandidate) else best
+        is_cut = self.effort.count.is_cut
+        bound = min(max(self.bound, base.assignment.bound), base.assignment.seconds)
+        chosen = replace(best.assignment, bound=bound)
+        if best.times.seconds > base.times.seconds * (1 + SAME):
+            chosen = replace(chosen, cheapest_seconds=base.times.seconds)
+        large = (notes.LARGE_NOTE,) if self.is_large else ()
+        cut = (notes.cut_note(self.request.terms.time_limit_seconds),) if is_cut else ()
+        return FoundSignatures(chosen, (*remarks, *large, *cut), is_cut=is_cut, takes=best.takes)
