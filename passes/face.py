@@ -110,7 +110,7 @@ class Plan(PlanData):
         if most is None and self._ops > MOST_OPS:
             return {}
         wanted = PAGE_CHOICES if most is None else most
-        rows = sorted((c for c, _ in self.merged()), key=lambda c: -c.seconds)[:wanted]
+        rows = sorted((c for c, _ in self.merged()), key=lambda c: c.cost, reverse=True)[:wanted]
         if not rows:
             return {}
         found = self.replanner.rows_choices(self, rows, PAGE_ALTERNATIVES, time_limit)

@@ -133,6 +133,11 @@ class Collective:
     reason: str
     name: str = ""
 
+    @property
+    def cost(self) -> tuple[float, float]:
+        """What it is ranked by: the time that kernels wait for it, then the time that it takes."""
+        return self.exposed_seconds, self.seconds
+
 
 def together(same: Sequence[Collective]) -> Collective:
     """Collectives that are alike as one."""

@@ -6,10 +6,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from sbp.passes.explain.plan import Collective, PlanData
-from sbp.passes.program.names import common
 from sbp.signature import NdSbp, format_sbp
 from sbp.text.units import bytes_text, seconds_text
 
@@ -45,7 +44,8 @@ def verdict_text(plan: PlanData) -> str:
             f"chosen for its step of {seconds_text(plan.step_seconds)} with overlap; the cheapest plan takes "
             f"{seconds_text(plan.cheapest_seconds)} one thing after the other, {known}"
         )
-    return known if plan.fits else f"does not fit its device; {known} among plans of any size"
+    known = known if plan.fits else f"does not fit its device; {known} among plans of any size"
+    return f"CUT SHORT by its limit on time; {known}" if plan.cut_short else known
 
 
 def misfit_text(plan: PlanData) -> str:
@@ -105,47 +105,22 @@ def rows(
 ) -> tuple[tuple[TableRow, ...], tuple[TableRow, ...]]:
     """The rows to show, and those that are left for a summary.
 
-    Equal collectives are one row. If there are still more than `limit`, those of one kind at one line become
-    one; if that is not enough, the ones that take the least time are left over.
+    Equal collectives are one row. If there are still more than `limit`, the ones that cost the least are left
+    over (`Collective.cost`).
 
     Arguments:
       by_time: whether the costliest comes first; else they are in order of execution.
     """
     found = [TableRow(c, c.count, n) for c, n in plan.merged()]
-    if len(found) > limit:
-        found = _by_line(found)
-    order = sorted(range(len(found)), key=lambda i: -found[i].collective.seconds)
+    order = sorted(range(len(found)), key=lambda i: found[i].collective.cost, reverse=True)
     kept = order if len(order) <= limit else order[: int(limit)]
     shown = kept if by_time else sorted(kept)
     return tuple(found[i] for i in shown), tuple(found[i] for i in order[len(kept) :])
 
 
 def share_text(plan: PlanData, c: Collective) -> str:
-    """What part of a step a collective takes by itself.
-
-    Many run beside kernels, so that all shares may be more than the whole.
-    """
-    return f"{c.seconds / plan.step_seconds:.1%}" if plan.step_seconds > 0 else ""
-
-
-def _by_line(found: Sequence[TableRow]) -> list[TableRow]:
-    """One row per kind, axes and line: the largest collective of it speaks for the others."""
-    groups: dict[tuple[str, tuple[str, ...], str], list[TableRow]] = {}
-    for r in found:
-        groups.setdefault((r.collective.kind, r.collective.axes, r.collective.source), []).append(r)
-    out = []
-    for same in groups.values():
-        first = max(same, key=lambda r: r.collective.wire_bytes).collective
-        one = replace(
-            first,
-            tensor=common([first.tensor, *(r.collective.tensor for r in same)]),
-            wire_bytes=sum(r.collective.wire_bytes for r in same),
-            seconds=sum(r.collective.seconds for r in same),
-            exposed_seconds=sum(r.collective.exposed_seconds for r in same),
-            count=sum(r.times for r in same),
-        )
-        out.append(TableRow(one, one.count, sum(r.tensors for r in same)))
-    return out
+    """In what part of a step kernels wait for a collective."""
+    return f"{c.exposed_seconds / plan.step_seconds:.1%}" if plan.step_seconds > 0 else ""
 
 
 def rest_text(rest: Sequence[TableRow]) -> str:

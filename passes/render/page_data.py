@@ -95,6 +95,7 @@ def figures(plan: PlanData) -> dict[str, Any]:
         "memory_bytes": plan.memory_bytes,
         "capacity_bytes": capacity if math.isfinite(capacity) else None,
         "fits": plan.fits,
+        "cut_short": plan.cut_short,
         "misfit": misfit_text(plan),
         "verdict": verdict_text(plan),
         "proven": plan.cheapest_seconds is None and plan.cheapest_gap == 0.0 and plan.fits,
@@ -106,6 +107,8 @@ def _headline(plan: PlanData) -> str:
     """How good a plan is, in a few words; no proof is claimed for a step with overlap."""
     if not plan.fits:
         return "does not fit"
+    if plan.cut_short:
+        return "cut short"
     return proof_text(plan) if plan.cheapest_seconds is None else "shortest step found"
 
 

@@ -17,6 +17,7 @@ from sbp.passes.render.svg_parts import (
     LINE,
     NARROW,
     SOFT,
+    WARN,
     Spot,
     fitted,
     flowed,
@@ -83,7 +84,8 @@ def claim(plan: PlanData, outline: Outline, spot: Spot, listed: bool) -> tuple[l
     ]
     lines = list(flowed([NARROW * 12.5 * len(f) for f in figures], spot.width, 22))
     for f, (x, line) in zip(figures, lines, strict=True):
-        fill = SOFT if plan.fits or f is not figures[-1] else ALARM
+        wrong = WARN if plan.cut_short else SOFT
+        fill = SOFT if f is not figures[-1] else wrong if plan.fits else ALARM
         out.append(text_at(spot.x + x, y + 17 * line, f, 12.5, fill=fill))
     y += 17 * lines[-1][1] + 14
     parts, place = step_parts(plan, outline), Spot(spot.x, 0, spot.width, 0)
@@ -191,10 +193,14 @@ def _legend(plan: PlanData, parts: Sequence[StepPart], at: Spot) -> tuple[list[s
 
 
 def _costliest(plan: PlanData, parts: Sequence[StepPart], at: Spot) -> tuple[list[str], float]:
-    """The rows that take longest: their share of the step, what, its bytes, its time, the user's line."""
+    """The rows that kernels wait for longest: for what share of the step, what, its bytes, its time, the
+    user's line."""
     shown, rest = rows(plan, COSTLIEST)
     out, y = (
-        [text_at(at.x, at.y + 18, "The costliest collectives", 13, font_weight="600", fill=INK)],
+        [
+            text_at(at.x, at.y + 18, "The costliest collectives", 13, font_weight="600", fill=INK),
+            text_at(at.x + 170, at.y + 18, "by the share of the step that waits for them", 11.5, fill=SOFT),
+        ],
         at.y + 26,
     )
     right = at.x + at.width

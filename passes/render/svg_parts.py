@@ -14,6 +14,7 @@ MARGIN = 24.0
 INK, SOFT, LINE, GROUND, CARD = "#1f2933", "#57606a", "#b6bfc9", "#f3f6f9", "#ffffff"
 CARD_LINE, TIP = "#9aa5b1", "#8c959f"
 ALARM = "#b42318"
+WARN = "#9a6700"
 INK_ON_COLOUR, SOFT_ON_COLOUR = "#1b2430", "#222b36"
 """Of texts on a coloured fill: these do not change."""
 DARK = {
@@ -25,6 +26,7 @@ DARK = {
     CARD_LINE: "#6b7682",
     TIP: "#8b949e",
     ALARM: "#ff8a80",
+    WARN: "#e3b341",
 }
 PAPER_DARK = "#0d1117"
 NARROW = 0.5

@@ -33,8 +33,9 @@ from sbp.text.units import bytes_text, seconds_text
 
 MAX_TENSOR = 44
 MIN_REASON = 40
-HEADINGS = ("", "collective", "tensor", "before -> after", "over", "sent", "time", "why")
-FIGURES = ("", "sent", "time")
+EXPOSED = "time\nexposed"
+HEADINGS = ("", "collective", "tensor", "before -> after", "over", "sent", EXPOSED, "why")
+FIGURES = ("", "sent", EXPOSED)
 _NUMBERS = re.compile(r"\b(stage|stages|placement) [\d, and]+")
 _INDICES = re.compile(r"\[[\d|]+\]")
 """What differs between the texts of equal placements."""
@@ -137,7 +138,7 @@ def table_lines(plan: PlanData, width: int | None = None, how: Shown = COSTLIEST
 def _listed(plan: PlanData, r: TableRow) -> list[str]:
     """A row without columns."""
     c, times = r.collective, f"{r.times} x " if r.times > 1 else ""
-    share = f" ({part} of the step)" if (part := share_text(plan, c)) else ""
+    share = f" ({part} of the step exposed)" if (part := share_text(plan, c)) else ""
     return [
         f"  {times}{kind_text(c.kind)} of {c.tensor}, {tensor_text(c)}, at {c.source}",
         f"    {format_sbp(c.before)} -> {format_sbp(c.after)} over {over_text(c)}, "

@@ -200,6 +200,9 @@ class Search:
             other, plain = self.fitted(replace(problem, recomputes=False), fastest)
             if isinstance(plain, PlanCandidate):
                 space, found = other, plain
+            else:  # its bound is of plans in which no op runs again
+                bound = min(found.bound_bytes, plain.bytes)
+                found = replace(min(found, plain, key=lambda x: x.bytes), bound_bytes=bound)
         found = self.tried_out(problem, found)
         if isinstance(found, PlanCandidate) and self.overlaps(found) and found.states:
             axes = r.placement.ndim

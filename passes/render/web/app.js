@@ -29,8 +29,7 @@ function start() {
   /** Shows what was clicked, everywhere: graph, panel, table and outline. */
   async function choose(what) {
     if (what.toggle !== undefined) { await view.toggle(what.toggle); tree.fill(); return; }
-    if (what.kind) what = { row: model.data.rows.seconds.map((_, k) => k).filter(k => model.data.rows.kind[k] === what.kind)
-      .sort((a, b) => model.data.rows.seconds[b] - model.data.rows.seconds[a])[0] };
+    if (what.kind) what = { row: model.costliest.find(k => model.data.rows.kind[k] === what.kind) };
     const places = what.row === undefined ? [] : model.placesOf.get(what.row) || [];
     const rows = what.rows || (what.row !== undefined ? [what.row] : what.node !== undefined && model.isSent(what.node) ? model.sent.rows[what.node - model.nGroups] : []);
     table.mark(rows);

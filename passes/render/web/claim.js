@@ -18,7 +18,7 @@ function claim(model, select) {
       figure("memory", bytesText(f.memory_bytes),
         capacity ? `of ${bytesText(capacity)} per device: ${f.fits ? "fits" : "does not fit"}` : "per device at the peak",
         f.fits ? "good" : "bad"),
-      figure("plan", f.gap, f.verdict === f.gap ? "" : f.verdict, f.proven ? "good" : "")),
+      figure("plan", f.gap, f.verdict === f.gap ? "" : f.verdict, f.cut_short ? "warn" : f.proven ? "good" : "")),
     (d.measured || []).length ? h("dl", { class: "facts measured" }, d.measured.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])) : null,
     stepBar(model, select),
     besideBar(model, select),
@@ -56,17 +56,17 @@ function stepBar(model, select) {
     h("p", { class: "legend soft" }, parts.map(p => h("span", {}, key(p.className), ` ${p.name} ${secondsText(p.seconds)}  `))));
 }
 
-/** The five rows that take longest. */
+/** The five rows that kernels wait for longest. */
 function costliest(model, select) {
-  const rows = model.data.rows, order = rows.seconds.map((_, k) => k).sort((a, b) => rows.seconds[b] - rows.seconds[a]);
+  const rows = model.data.rows, order = model.costliest;
   if (!order.length) return h("p", { class: "soft" }, "Nothing is sent.");
   const more = order.length > 5 ? h("p", { class: "soft" },
     `and ${order.length - 5} smaller, ${secondsText(order.slice(5).reduce((s, k) => s + rows.seconds[k], 0))} in all: `,
     h("a", { href: "#table" }, "all collectives")) : null;
-  return h("section", { class: "costliest" }, h("h2", {}, "The costliest collectives"),
+  return h("section", { class: "costliest" }, h("h2", {}, "The costliest collectives", h("small", { class: "soft" }, " by the share of the step that waits for them")),
     h("ol", {}, order.slice(0, 5).map(k => h("li", {},
       h("button", { type: "button", class: "row", onclick: () => select({ row: k }) },
-        h("span", { class: "share" }, percentText(rows.seconds[k] / model.step)),
+        h("span", { class: "share" }, percentText(rows.exposed[k] / model.step)),
         pill(rows.kind[k]),
         h("span", { class: "what" }, rows.times[k] > 1 ? `${rows.times[k]} × ` : "", rows.tensor[k],
           h("small", { class: "mono soft" }, ` ${rows.before[k]} → ${rows.after[k]}`)),

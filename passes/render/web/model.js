@@ -36,6 +36,11 @@ class PlanModel {
     }));
   }
 
+  /** The rows, the costliest first: by the time that kernels wait for them, then by the time that they take. */
+  get costliest() {
+    const { exposed, seconds } = this.data.rows;
+    return seconds.map((_, k) => k).sort((a, b) => exposed[b] - exposed[a] || seconds[b] - seconds[a]);
+  }
   isSent(v) { return v >= this.nGroups; }
   parent(v) { return this.isSent(v) ? this.sent.parent[v - this.nGroups] : this.groups.parent[v]; }
   kind(v) { return this.isSent(v) ? this.sent.kind[v - this.nGroups] : this.groups.kind[v]; }

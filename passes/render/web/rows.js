@@ -2,7 +2,7 @@
 "use strict";
 
 const ROW_HEADS = [
-  ["share", "share", r => r.seconds, true], ["kind", "collective", r => r.kind, false], ["times", "×", r => r.times, true],
+  ["share", "waits", r => r.exposed, true], ["kind", "collective", r => r.kind, false], ["times", "×", r => r.times, true],
   ["tensor", "tensor", r => r.tensor, false], ["before", "before → after", r => r.before, false], ["over", "over", r => r.over, false],
   ["bytes", "sent", r => r.bytes, true], ["seconds", "time", r => r.seconds, true], ["exposed", "exposed", r => r.exposed, true],
   ["line", "line", r => r.line, false], ["reason", "why", r => r.reason, false],
@@ -14,7 +14,7 @@ class RowTable {
     this.select = select;
     const c = model.data.rows;
     this.rows = c.kind.map((_, k) => Object.fromEntries([["k", k], ...Object.keys(c).map(name => [name, c[name][k]])]));
-    this.order = ["seconds", -1];
+    this.order = ["exposed", -1];
     this.marked = [];
     this.filter = "";
     this.body = h("tbody");
@@ -30,7 +30,7 @@ class RowTable {
   }
 
   sortBy(name, isNumber) {
-    const key = name === "share" ? "seconds" : name;
+    const key = name === "share" ? "exposed" : name;
     this.order = [key, this.order[0] === key ? -this.order[1] : isNumber ? -1 : 1];
     this.fill();
   }
@@ -39,9 +39,9 @@ class RowTable {
     const [key, sign] = this.order, head = ROW_HEADS.find(r => r[0] === key);
     const text = r => `${KIND_WORDS[r.kind]} ${r.kind} ${r.tensor} ${r.type} ${r.before} ${r.after} ${r.over} ${r.line} ${r.reason}`.toLowerCase();
     const shown = this.rows.filter(r => this.filter.split(/\s+/).every(w => text(r).includes(w)));
-    shown.sort((a, b) => { const x = head[2](a), y = head[2](b); return sign * (x < y ? -1 : x > y ? 1 : a.k - b.k); });
+    shown.sort((a, b) => { const x = head[2](a), y = head[2](b); return sign * (x < y ? -1 : x > y ? 1 : a.seconds - b.seconds || a.k - b.k); });
     ROW_HEADS.forEach(([name], i) => {
-      const isKey = name === key || (name === "share" && key === "seconds");
+      const isKey = name === key || (name === "share" && key === "exposed");
       this.heads[i].setAttribute("aria-sort", isKey ? (sign < 0 ? "descending" : "ascending") : "none");
     });
     this.body.replaceChildren(...shown.map(r => this.line(r)));
@@ -53,7 +53,7 @@ class RowTable {
   line(r) {
     const cell = (name, ...content) => h("td", { class: `c-${name}${ROW_HEADS.find(x => x[0] === name)[3] ? " n" : ""}` }, ...content);
     const line = h("tr", { "data-row": r.k, onclick: () => this.select({ row: r.k }) },
-      cell("share", h("button", { type: "button", "aria-label": `show ${KIND_WORDS[r.kind]} of ${r.tensor}` }, percentText(r.seconds / this.model.step))),
+      cell("share", h("button", { type: "button", "aria-label": `show ${KIND_WORDS[r.kind]} of ${r.tensor}` }, percentText(r.exposed / this.model.step))),
       cell("kind", pill(r.kind)), cell("times", String(r.times)),
       cell("tensor", r.tensor, h("br"), h("span", { class: "mono soft" }, r.type)),
       cell("before", h("span", { class: "mono" }, `${r.before} →`, h("br"), r.after)),

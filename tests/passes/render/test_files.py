@@ -149,7 +149,7 @@ def choices_of(file: Path) -> list[dict[str, Any]]:
 
 def test_a_page_says_what_the_costliest_could_lie_as(plan: Plan, tmp_path: Path) -> None:
     """Unasked, and for as many as are asked for."""
-    costliest = max((c for c, _ in plan.merged()), key=lambda c: c.seconds)
+    costliest = max((c for c, _ in plan.merged()), key=lambda c: c.cost)
     plan.save(tmp_path / "plan.html")
     assert choices_of(tmp_path / "plan.html")[0]["row"] == row_key(costliest)
     plan.save(tmp_path / "plan.html", choices=2, time_limit=60)
