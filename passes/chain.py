@@ -39,8 +39,8 @@ from sbp.passes.pipeline.schedule_choice import schedule_for
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.pipeline.sums import split_sums
 from sbp.passes.plan import pins
+from sbp.passes.plan.bounds import relaxed_bound
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
-from sbp.passes.plan.cheapest import relaxed_bound
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.model import Boundary, ChosenSignatures
 from sbp.passes.plan.record import ChoiceRecord

@@ -93,8 +93,8 @@ def solve_within(
 class LimitedSearch(Improving):
     """Rounds of steps of prices and of moves, on what is left of the network.
 
-    Arguments as of `solve_within`; `unfit_seconds`: of work, no more while nothing is found that fits; and
-    `is_part`: of another search, for some of its states; it ends where it improves no more.
+    Arguments as of `solve_within`; `is_part`: of another search, for some of its states; it ends where it
+    improves no more.
     A search goes on under another limit from where it is.
     """
 
@@ -105,13 +105,11 @@ class LimitedSearch(Improving):
         effort: Effort | None = None,
         progress: Progress | None = None,
         good_gap: float = 0.0,
-        unfit_seconds: float = math.inf,
         *,
         is_part: bool = False,
     ) -> None:
         super().__init__(network, budget, effort or Effort(), good_gap)
         self.is_part, self.progress = is_part, progress
-        self.unfit = self.effort.at_most(unfit_seconds)
         self.peaks = self.effort.part(1.0 - _PEAK_SHARE)
         self.known = Known()
         self.combined_seconds = 0.0
@@ -331,7 +329,7 @@ class LimitedSearch(Improving):
 
     def _allow(self, effort: Effort) -> None:
         """Goes on with other effort."""
-        self.effort, self.unfit = effort, effort
+        self.effort = effort
         self.peaks = effort.part(1.0 - _PEAK_SHARE)
 
     def _best_of_all(self) -> Fitted:
@@ -350,7 +348,7 @@ class LimitedSearch(Improving):
 
     def _finished(self) -> bool:
         if self.states is None:
-            return self._nothing_fits() or self.unfit.is_spent or self.peaks.is_spent
+            return self._nothing_fits() or self.peaks.is_spent
         good = max(self.noise, self.good_gap * abs(self.cost + self.reduction.constant))
         return self.cost - self.prices.lower <= good or self.effort.is_spent
 

@@ -17,8 +17,8 @@ from sbp.passes.physical.enumerated import Weighed, cheapest_by_trying
 from sbp.passes.physical.evaluate import OVERLAPPING, Evaluator
 from sbp.passes.physical.exposure import Clock
 from sbp.passes.physical.memory import SmallestPeak
+from sbp.passes.plan.bounds import least_seconds
 from sbp.passes.plan.candidates import Candidates
-from sbp.passes.plan.cheapest import least_seconds
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.grouped import axes_alike, axis_groups
 from sbp.passes.plan.indexed import IndexedNetwork

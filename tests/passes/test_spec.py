@@ -13,13 +13,13 @@ from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.program import Box
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
-from sbp.passes.plan.cheapest import choose
 from sbp.passes.plan.model import Boundary, ChosenSignatures
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.trace import trace
 from sbp.passes.spec import SpecError, check_assignment, check_candidates, check_graph, check_physical
 from sbp.placement import placement
 from sbp.signature import B, S
+from tests.passes.plan.cheapest import choose
 
 GRID = placement("cpu", shape=(2, 2))
 BOXINGS = Boxings(Network(GRID, hardware_for("cpu")))
@@ -31,7 +31,7 @@ SPLIT, WHOLE = (S(0), B), (B, B)
 def planned() -> tuple[Candidates, ChosenSignatures]:
     candidates = enumerate_candidates(GRAPH, GRID, {})
     asked = Boundary((SPLIT, WHOLE), (WHOLE,), (None,))
-    return candidates, choose(candidates, asked, BOXINGS, None)
+    return candidates, choose(candidates, asked, BOXINGS)
 
 
 def test_a_sound_program_passes(planned: tuple[Candidates, ChosenSignatures]) -> None:

@@ -28,13 +28,13 @@ from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.recompute import with_copies
 from sbp.passes.plan.candidates import Candidates, rest_signatures
-from sbp.passes.plan.cheapest import choose
 from sbp.passes.plan.clusters import Recomputed
 from sbp.passes.plan.every import all_costs
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model, boxing_of
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.program.trace import trace
 from sbp.passes.search.limited import LimitedProblem
+from tests.passes.plan.cheapest import choose
 from tests.passes.plan.test_optimal import PLACEMENTS, problem, program
 from tests.passes.search.test_fit import searched
 
@@ -174,7 +174,7 @@ def outcome(seed: int) -> Outcome | None:
 
     sample = np.random.default_rng(seed).permutation(order)[:SAMPLED]
     least = min(physical(given, chosen(k))[1] for k in sample)
-    fastest = choose(*given, None)
+    fastest = choose(*given)
     seconds, most = physical(given, fastest)
     if least >= most or not seconds:
         return None

@@ -7,9 +7,9 @@ import pytest
 
 from sbp.passes.physical import enumerated
 from sbp.passes.physical.enumerated import Weighed, cheapest_by_trying
-from sbp.passes.plan.cheapest import choose
 from sbp.passes.plan.model import ChosenSignatures
 from tests.passes.physical.limits import example, outcome
+from tests.passes.plan.cheapest import choose
 
 
 @pytest.mark.some(1)
@@ -30,7 +30,7 @@ def test_what_runs_again_is_tried_too(seed: int) -> None:
 
 def test_the_first_that_fits_is_the_cheapest(monkeypatch: pytest.MonkeyPatch) -> None:
     given = example(2)
-    fastest, asked = choose(*given, None), list[float]()
+    fastest, asked = choose(*given), list[float]()
 
     def third(assignment: ChosenSignatures) -> Weighed:
         asked.append(assignment.seconds)

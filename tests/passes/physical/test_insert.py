@@ -15,10 +15,10 @@ from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.merged import merge_ops
 from sbp.passes.physical.program import Border, Box
 from sbp.passes.plan.candidates import enumerate_candidates
-from sbp.passes.plan.cheapest import choose
 from sbp.passes.plan.clusters import Cluster
 from sbp.passes.plan.pins import boundary
 from sbp.passes.program.trace import trace
+from tests.passes.plan.cheapest import choose
 from tests.passes.plan.test_optimal import HARDWARE
 
 PLACE = sbp.placement("cpu", shape=(4,))
@@ -41,7 +41,7 @@ def test_what_is_boxed_again_for_a_loop_waits_for_what_the_loop_is_wanted_with()
     candidates = replace(enumerate_candidates(graph, PLACE, {}), **vars(merge_ops(graph)))
     asked = boundary(graph, [(S(1),), (S(0),)], [(S(0),)], [None], PLACE)
     boxings = Boxings(Network(PLACE, HARDWARE))
-    chosen = choose(candidates, asked, boxings, None)
+    chosen = choose(candidates, asked, boxings)
     loops = [node for node in graph.nodes if node.bodies]
     weights, _ = graph.inputs
 

@@ -12,10 +12,10 @@ from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.program import Compute
 from sbp.passes.physical.recompute import with_copies
-from sbp.passes.plan.cheapest import choose
 from sbp.passes.plan.clusters import Recomputed, op_count
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.trace import trace
+from tests.passes.plan.cheapest import choose
 from tests.passes.plan.test_optimal import problem
 
 PLACE = sbp.placement("cpu", shape=(2,))
@@ -30,7 +30,7 @@ def loss(ws: Any, x: Any) -> Any:
 X, W, U = (jax.ShapeDtypeStruct(s, jnp.float32) for s in [(512, 64), (64, 256), (256, 64)])
 GIVEN = problem(trace(jax.grad(loss), ([(W, U)] * 3, X), {}).graph, PLACE)
 GRAPH = GIVEN[0].graph
-PLAIN = choose(*GIVEN, None)
+PLAIN = choose(*GIVEN)
 
 
 def later(ops: tuple[str, ...]) -> dict[int, Recomputed]:
@@ -108,7 +108,7 @@ def masked_loss(ws: Any, x: Any) -> Any:
 def test_what_is_computed_where_it_is_read_goes_through_no_barrier() -> None:
     """A mask and the number that is put under it would be written, and kept, only to be read again."""
     given = problem(trace(jax.grad(masked_loss), ([(W, U)] * 3, X), {}).graph, PLACE)
-    graph, plain = given[0].graph, choose(*given, None)
+    graph, plain = given[0].graph, choose(*given)
     made, uses, recomputed = graph.producers(), graph.consumers(), {}
     for node in graph.nodes:
         users = {n.id for n, _ in uses.get(node.outputs[0], ()) if n.role.undoes}
@@ -128,7 +128,7 @@ def test_what_is_made_again_for_a_loop_over_micro_batches_is_none() -> None:
         return sbp.microbatch(loss, 2, batch_args=1)(jax.tree.map(jnp.tanh, w), x)
 
     given = problem(trace(step, ([(W, U)], X), {}).graph, PLACE)
-    graph, plain = given[0].graph, choose(*given, None)
+    graph, plain = given[0].graph, choose(*given)
     (loop,) = (n for n in graph.nodes if n.role.microbatches)
     made = [n for n in graph.nodes if n.op == "tanh"]
     again = {n.outputs[0]: Recomputed(plain.strategies[n.id], frozenset([loop.id])) for n in made}

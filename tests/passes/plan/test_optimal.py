@@ -18,8 +18,8 @@ from sbp.passes.explain.plan import SAME
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.merged import merge_ops
+from sbp.passes.plan.bounds import relaxed_bound
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates, rest_signatures
-from sbp.passes.plan.cheapest import choose, relaxed_bound
 from sbp.passes.plan.model import Boundary, Model
 from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.pins import boundary
@@ -27,6 +27,7 @@ from sbp.passes.plan.trees import least_seconds
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.trace import trace
 from sbp.placement import Placement, placement
+from tests.passes.plan.cheapest import choose
 
 # Fast and slow links, compute that matters: optima that are neither all split nor all whole.
 HARDWARE = Hardware("test", ((8, 3e6),), 3e6, 1e8, 1e12, (Link(2, 4e6, 1e-6), Link(1 << 60, 1e6, 3e-6)), 1.0)
@@ -115,7 +116,7 @@ def test_random_programs(which: int) -> None:
     x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
     for seed in range(PER_PLACEMENT[which]):
         given = problem(trace(program(seed, 1 + seed % 8), (x, x), {}).graph, place)
-        chosen, expected = choose(*given, None), brute_force(Model(*given).build())
+        chosen, expected = choose(*given), brute_force(Model(*given).build())
         assert chosen.seconds == pytest.approx(expected, rel=1e-9), seed
         assert chosen.bound == pytest.approx(expected, rel=1e-6), seed
 
@@ -138,7 +139,7 @@ def test_no_physical_program_is_cheaper(which: int, ops: int, seeds: range) -> N
             least = least_seconds(Model(*given))
         except ValueError:
             continue  # too many combinations
-        chosen = choose(*given, None)
+        chosen = choose(*given)
         takes = Evaluator(insert_boxing(given[0], chosen, given[2]), given[2].network).seconds()
         assert chosen.bound <= least * (1 + SAME), seed
         assert relaxed_bound(*given, None) <= least * (1 + SAME), seed

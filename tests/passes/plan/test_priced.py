@@ -16,12 +16,12 @@ from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.merged import merge_ops
 from sbp.passes.plan.budget import Budget
 from sbp.passes.plan.candidates import enumerate_candidates
-from sbp.passes.plan.cheapest import choose
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.pins import boundary
 from sbp.passes.plan.priced import priced_starts
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.program.trace import trace
+from tests.passes.plan.cheapest import choose
 from tests.passes.plan.test_optimal import HARDWARE
 from tests.passes.plan.test_recompute import LIMIT, given_of
 
@@ -33,7 +33,7 @@ def test_starts_end_with_the_cheapest_that_keeps_the_limit() -> None:
     given = given_of()
     model = RecomputingModel(*given, LIMIT)
     network = model.build()
-    fastest = choose(*given, None)
+    fastest = choose(*given)
     free = priced_starts(model, network, Budget(tuple(model.loads), 1e12), fastest, Effort()).states
     assert len(free) == 1 and network.cost(free[0]) == pytest.approx(fastest.seconds, rel=1e-6)
     limit = 0.6 * Budget(tuple(model.loads), 1e12).peak_bytes(free[0])
@@ -68,7 +68,7 @@ def test_what_a_loop_gathers_is_no_op_of_the_fastest_plan() -> None:
     stack = 4.0 * LAYERS * WIDTH * WIDTH
     model = RecomputingModel(*given, stack)
     network = model.build()
-    fastest = choose(*given, None)
+    fastest = choose(*given)
     roomy = Budget(tuple(model.loads), 1e12)
     free_bytes = roomy.peak_bytes(priced_starts(model, network, roomy, fastest, Effort()).free)
     budget = Budget(tuple(model.loads), free_bytes - 0.5 * stack)

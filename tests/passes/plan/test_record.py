@@ -43,9 +43,9 @@ def found() -> tuple[Recall, ChoiceRecord]:
 
 
 def recall_choice(recall: Recall) -> Any:
-    from sbp.passes.plan.cheapest import choose
+    from tests.passes.plan.cheapest import choose
 
-    return choose(recall.candidates, recall.asked, recall.boxings, None)
+    return choose(recall.candidates, recall.asked, recall.boxings)
 
 
 def test_a_record_is_read_as_it_was_written() -> None:

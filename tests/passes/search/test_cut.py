@@ -10,7 +10,7 @@ import pytest
 
 import sbp
 from sbp.passes.physical.exposure import Clock
-from sbp.passes.plan.cheapest import choose, least_seconds
+from sbp.passes.plan.bounds import least_seconds
 from sbp.passes.plan.effort import Effort, WorkCount, until_over
 from sbp.passes.plan.grouped import axes_alike
 from sbp.passes.plan.model import Model
@@ -19,6 +19,7 @@ from sbp.passes.search import search
 from sbp.passes.search.floor import CutModel, CutOff, add_floor
 from sbp.passes.search.pool import Pool
 from tests.golden import two_stages
+from tests.passes.plan.cheapest import choose
 from tests.passes.questions import asked
 
 GRID = sbp.placement("h100", shape=(2, 4))
@@ -64,7 +65,7 @@ def test_few_signatures_are_some_of_all_and_cost_the_same(question: Any) -> None
 
 def test_the_ops_alone_take_no_more_than_any_plan(question: Any) -> None:
     least = least_seconds(question.candidates, question.boxings)
-    assert 0 < least <= choose(question.candidates, question.asked, question.boxings, None).seconds
+    assert 0 < least <= choose(question.candidates, question.asked, question.boxings).seconds
 
 
 def test_a_plan_in_no_time_says_so_and_is_no_worse_than_layouts_by_name(question: Any) -> None:

@@ -18,7 +18,6 @@ from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.exposure import LEAST_SHARE, Clock, Exposure, phases_of
 from sbp.passes.physical.lone_collectives import exposed_moves, network_without
 from sbp.passes.plan.candidates import enumerate_candidates
-from sbp.passes.plan.cheapest import cheapest
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.every import all_costs
 from sbp.passes.plan.model import ChosenSignatures, Model
@@ -34,6 +33,7 @@ from sbp.passes.search.search import FoundSignatures, Search
 from sbp.passes.search.space import Space
 from sbp.placement import placement
 from sbp.signature import Split
+from tests.passes.plan.cheapest import cheapest
 
 LINE = placement("cpu", shape=(4,))
 # Sending takes about as long as computing, so that it matters what runs beside what.
@@ -55,7 +55,7 @@ def problem(
     candidates = enumerate_candidates(graph, LINE, {})
     model = Model(candidates, boundary(graph, pins, free, free, LINE), Boxings(Network(LINE, hardware)))
     network = model.build_indexed()
-    return model, network.dense(), cheapest(model, network, None)
+    return model, network.dense(), cheapest(model, network)
 
 
 def shortest_of_all(model: Model, network: CostNetwork, found_seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""The cheapest assignment of a program, by the solver; and bounds that hold however versions are made."""
+"""Bounds that hold however versions of a value are made from each other."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,8 @@ from sbp.passes.boxing.paths import Boxings
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cost import Shards, seconds_of
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.indexed import IndexedNetwork
-from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
+from sbp.passes.plan.model import Boundary, Model
 from sbp.passes.plan.narrow import solve_indexed
-from sbp.passes.plan.solve import Progress
 from sbp.passes.program.control import assumed_trips
 from sbp.passes.program.graph import Node
 
@@ -23,34 +21,6 @@ def relaxed_bound(
     ends = {x for x in (*model.inputs, *model.outputs) if x is not None}
     sent = sum(float(model.unary[x].max()) for x in ends)
     return solve_indexed(network, effort=effort).bound - sent
-
-
-def choose(
-    candidates: Candidates,
-    boundary: Boundary,
-    boxings: Boxings,
-    effort: Effort | None,
-    progress: Progress | None = None,
-) -> ChosenSignatures:
-    """The cheapest assignment that the solver finds, with its proven bound.
-
-    Raises:
-      Infeasible: if the pins exclude each other.
-    """
-    model = Model(candidates, boundary, boxings)
-    return cheapest(model, model.build_indexed(), effort, progress)
-
-
-def cheapest(
-    model: Model, network: IndexedNetwork, effort: Effort | None, progress: Progress | None = None
-) -> ChosenSignatures:
-    """The same of a model that is built.
-
-    Raises:
-      Infeasible: if the pins exclude each other.
-    """
-    solution = solve_indexed(network, effort=effort, progress=progress)
-    return model.chosen(solution.states, solution.cost, solution.bound)
 
 
 def least_seconds(candidates: Candidates, boxings: Boxings) -> float:

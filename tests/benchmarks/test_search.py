@@ -1,0 +1,27 @@
+"""The parts of the search that are left out exist, are left out, and come back."""
+
+import math
+
+import pytest
+
+from benchmarks.search import PARTS, main, planned, without
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_is_there_and_comes_back(part: str) -> None:
+    def now() -> list[object]:
+        return [getattr(owner, name) for owner, name, _ in PARTS[part]]
+
+    before = now()
+    with without(part):
+        assert now() == [other for _, _, other in PARTS[part]] != before
+    assert now() == before
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """What the table says of it is what is planned."""
+    usual = planned("classifier", (2, 4), math.inf)
+    assert usual.step_seconds <= 166.2e-6
+    main(["classifier", "--parts", "1", "--without", "other dampings"])
+    rows = capsys.readouterr().out.splitlines()
+    assert len(rows) == 4 and "| classifier | 1 |  | 165.9 us | 1.000 |" in rows[2]
