@@ -129,14 +129,18 @@ class Explorer:
     def turn(self) -> bool:
         """Looks at one plan more; whether there was any.
 
-        A parallelism, the chain that promises most, and what is near the best plan take turns.
+        The chain that promises most, a parallelism, what that leads to when it is told what is exposed, and
+        what is near the best plan take turns.
         """
         self.turns += 1
+        turn, last = self.turns % 4, self.chains[-1]
         chain = min((c for c in self.chains if not c.is_over), key=lambda c: c.promise, default=None)
-        if self.turns % 3 == 0:
+        if turn == 0:
             self.look_near()
-        elif self.seeds and (chain is None or self.turns % 3 == 2):
+        elif self.seeds and (chain is None or turn == 2):
             self.begin(self.seeds.pop(0))
+        elif turn == 3 and not last.looks:
+            self.go_on(last)
         elif chain is not None:
             self.go_on(chain)
         else:
