@@ -23,6 +23,9 @@ from sbp.passes.plan.seeds import SeedUse, seed_name, seeds_compared
 from sbp.passes.search.pool import PlanCandidate, Pool
 from sbp.passes.search.space import Space
 
+PERIOD = 6
+"""Of so many turns the second begins a parallelism, the third goes on from it, and the last looks near the
+best plan; the others go on with the chain that promises most."""
 PATIENCE = 0.01
 """A chain counts as so much longer for each plan that was looked at in it: others have their turn."""
 LOST = 1.05
@@ -130,10 +133,10 @@ class Explorer:
         """Looks at one plan more; whether there was any.
 
         The chain that promises most, a parallelism, what that leads to when it is told what is exposed, and
-        what is near the best plan take turns.
+        what is near the best plan take turns (`PERIOD`).
         """
         self.turns += 1
-        turn, last = self.turns % 4, self.chains[-1]
+        turn, last = self.turns % PERIOD, self.chains[-1]
         chain = min((c for c in self.chains if not c.is_over), key=lambda c: c.promise, default=None)
         if turn == 0:
             self.look_near()
