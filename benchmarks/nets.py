@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -84,8 +85,20 @@ def _cross_entropy(logits: Any, labels: Any) -> Any:
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
-def mixture_case(choice: str, shape: Sequence[int], layers: int) -> Case:
-    """A causal transformer with eight experts in each layer, of which a token has two."""
+def sorted_experts(p: Any, x: Any) -> Any:
+    """The same, each token to its best expert: tokens are sorted by these, for one ragged product."""
+    rows = x.reshape(-1, WIDTH)
+    gates = jax.nn.softmax(rows @ p["gate"])
+    best = jnp.argmax(gates, axis=-1)
+    order = jnp.argsort(best)
+    sizes = jnp.bincount(best, length=EXPERTS).astype(jnp.int32)
+    made = jax.nn.gelu(jax.lax.ragged_dot(rows[order], p["up"], sizes))
+    back = jnp.zeros_like(rows).at[order].set(jax.lax.ragged_dot(made, p["down"], sizes))
+    return (back * jnp.max(gates, axis=-1, keepdims=True)).reshape(x.shape)
+
+
+def mixture_case(inside: Callable[[Any, Any], Any], choice: str, shape: Sequence[int], layers: int) -> Case:
+    """A causal transformer with eight experts in each layer, of which a token has some."""
 
     def init(key: Any) -> Any:
         keys = iter(jax.random.split(key, 8 * layers + 2))
@@ -105,7 +118,7 @@ def mixture_case(choice: str, shape: Sequence[int], layers: int) -> Case:
         for p in params["layers"]:
             y = _norm(x, p["scales"][0])
             x = x + _attention(p["attention"], y, y, causal=True)
-            x = x + experts(p["experts"], _norm(x, p["scales"][1]))
+            x = x + inside(p["experts"], _norm(x, p["scales"][1]))
         return _cross_entropy(x @ params["words"].T, tokens[:, 1:])
 
     return _case(init, loss, _tokens(shape))
@@ -174,43 +187,6 @@ def unet_case(choice: str, shape: Sequence[int], layers: int) -> Case:
 
     side = 32 * 2**layers // 4
     return _case(init, loss, lambda: jnp.zeros((8 * math.prod(shape), side, side, 3), np.float32))
-
-
-def ragged_case(choice: str, shape: Sequence[int], layers: int) -> Case:
-    """A causal transformer whose tokens are sorted by their best expert of eight, for one ragged product."""
-
-    def init(key: Any) -> Any:
-        keys = iter(jax.random.split(key, 8 * layers + 2))
-        layer = [
-            {
-                "attention": _attention_weights(keys),
-                "experts": _mlp_weights(keys, EXPERTS)
-                | {"gate": jax.random.normal(next(keys), (WIDTH, EXPERTS))},
-                "scales": jnp.ones((2, WIDTH)),
-            }
-            for _ in range(layers)
-        ]
-        return {"words": jax.random.normal(next(keys), (WORDS, WIDTH)), "layers": layer}
-
-    def sorted_experts(p: Any, x: Any) -> Any:
-        rows = x.reshape(-1, WIDTH)
-        gates = jax.nn.softmax(rows @ p["gate"])
-        best = jnp.argmax(gates, axis=-1)
-        order = jnp.argsort(best)
-        sizes = jnp.bincount(best, length=EXPERTS).astype(jnp.int32)
-        made = jax.nn.gelu(jax.lax.ragged_dot(rows[order], p["up"], sizes))
-        back = jnp.zeros_like(rows).at[order].set(jax.lax.ragged_dot(made, p["down"], sizes))
-        return (back * jnp.max(gates, axis=-1, keepdims=True)).reshape(x.shape)
-
-    def loss(params: Any, tokens: Any) -> Any:
-        x = params["words"][tokens[:, :-1]]
-        for p in params["layers"]:
-            y = _norm(x, p["scales"][0])
-            x = x + _attention(p["attention"], y, y, causal=True)
-            x = x + sorted_experts(p["experts"], _norm(x, p["scales"][1]))
-        return _cross_entropy(x @ params["words"].T, tokens[:, 1:])
-
-    return _case(init, loss, _tokens(shape))
 
 
 def diffusion_case(choice: str, shape: Sequence[int], layers: int) -> Case:
@@ -309,10 +285,10 @@ def lstm_case(choice: str, shape: Sequence[int], layers: int) -> Case:
 
 
 NETS: Mapping[str, Callable[[str, Sequence[int], int], Case]] = {
-    "mixture": mixture_case,
+    "mixture": partial(mixture_case, experts),
     "translation": translation_case,
     "unet": unet_case,
-    "ragged": ragged_case,
+    "ragged": partial(mixture_case, sorted_experts),
     "diffusion": diffusion_case,
     "state-space": state_space_case,
     "lstm": lstm_case,
