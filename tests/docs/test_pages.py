@@ -51,6 +51,14 @@ def test_a_page_prints_what_it_says(page: Path) -> None:
     assert got == shown or is_older, f"run `python docs/pages.py {page.relative_to(ROOT)}`"
 
 
+def test_the_index_leads_to_every_page() -> None:
+    """The site refuses a page that no list names."""
+    docs = ROOT / "docs"
+    linked = set(re.findall(r"\]\(([\w/]+\.md)", (docs / "index.md").read_text(encoding="utf-8")))
+    pages_there = {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")}
+    assert {name for name in pages_there if not name.startswith(("notes/", "site/"))} - {"index.md"} <= linked
+
+
 def test_every_block_of_python_is_run_or_marked() -> None:
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         text = page.read_text(encoding="utf-8")
