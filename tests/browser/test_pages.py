@@ -26,7 +26,7 @@ def test_the_first_screen_has_the_answer(gpt: Plan, page: str, open_page: Any) -
     said = opened.page.inner_text("header.claim")
     assert "proven optimal" in said and "fits" in said and "exposed" in said
     rows = opened.page.locator(".costliest li")
-    costliest = max((c for c, _ in gpt.merged()), key=lambda c: c.seconds)
+    costliest = max((c for c, _ in gpt.merged()), key=lambda c: c.cost)
     assert rows.count() == 5 and costliest.source in rows.first.inner_text()
     bar = opened.page.locator(".bar .part").evaluate_all("es => es.map(e => e.getBoundingClientRect().width)")
     assert len(bar) >= 4 and bar[1] > bar[0] > 100  # the backward takes longer than the forward
@@ -88,10 +88,10 @@ def test_a_parameter_is_found(page: str, open_page: Any) -> None:
 def test_the_table_sorts_and_filters(gpt: Plan, page: str, open_page: Any) -> None:
     opened = open_page(page)
     p = opened.page
-    seconds = [c.seconds for c, _ in gpt.merged()]
-    assert p.locator("th[aria-sort=descending]").count() == 2  # by time, which is the share too
+    costs = [c.cost for c, _ in gpt.merged()]
+    assert p.locator("th[aria-sort=descending]").count() == 2  # by what waits, which is the share too
     first = p.locator("table.rows tbody tr").first.get_attribute("data-row")
-    assert seconds[int(first)] == max(seconds)
+    assert costs[int(first)] == max(costs)
     p.click("th.c-bytes button")
     first = p.locator("table.rows tbody tr").first.get_attribute("data-row")
     assert [c.wire_bytes for c, _ in gpt.merged()][int(first)] == max(c.wire_bytes for c, _ in gpt.merged())
