@@ -20,6 +20,7 @@ from sbp.passes.physical.owners import mark_owners
 from sbp.passes.physical.program import Box, Compute
 from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.cost import communication_seconds
+from sbp.passes.plan.fold import Colours
 from sbp.passes.plan.model import ChosenSignatures, Model
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.program.graph import Graph, Node
@@ -139,6 +140,8 @@ class Exposure:
         for group, v in zip(self.groups, model.edge_values, strict=True):
             self.values[group].add(v)
         self.tables = {g: t for g, (_, _, t) in zip(self.groups, network.edges, strict=True)}
+        number = {g: k for k, g in enumerate(self.tables)}
+        self.kinds: Colours = np.array([number[g] for g in self.groups], dtype=np.uint64)
         self.communicating = self._communicating()
 
     def _communicating(self) -> dict[int, tuple[Node, Table]]:
@@ -189,6 +192,15 @@ class Exposure:
             g: damping * old.get(g, 1.0) + (1.0 - damping) * min(1.0, max(LEAST_SHARE, share))
             for g, share in found.items()
         }
+
+    def waits(self, times: StepTimes) -> dict[Hashable, float]:
+        """How long kernels wait for the moves of each group, the longest wait first."""
+        found = {g: sum(times.exposed.get(v, 0.0) for v in values) for g, values in self.values.items()}
+        return {g: found[g] for g in sorted(found, key=lambda g: -found[g])}
+
+    def parts(self, shares: Shares) -> Table:
+        """What part of their tables counts, per kind of edges."""
+        return np.array([shares[g] for g in self.tables])
 
     def weighted(self, shares: Shares, unary: Sequence[Table]) -> CostNetwork:
         """The network with these shares; tables of one group stay one object.

@@ -87,7 +87,7 @@ def flat_network(network: CostNetwork) -> FlatNetwork:
             used += 2 * table.size
     begins = np.array([places[id(table)] for _, _, table in network.edges], dtype=np.int64).reshape(-1, 2)
     node, other = np.concatenate([low, high]), np.concatenate([high, low])
-    order = np.lexsort((other, node))
+    order = _entry_order(node, other)
     position = np.empty(order.size, dtype=np.int64)
     position[order] = np.arange(order.size)
     edges = len(network.edges)
@@ -109,11 +109,24 @@ def flat_network(network: CostNetwork) -> FlatNetwork:
     )
 
 
+def edges_of_entries(network: CostNetwork) -> Indices:
+    """`[2 m]`, the edge of each entry of the network once it is flat."""
+    ends = np.array([(i, j) for i, j, _ in network.edges], dtype=np.int64).reshape(-1, 2)
+    order = _entry_order(ends.T.reshape(-1), ends.T[::-1].reshape(-1))
+    return order % max(1, len(network.edges))
+
+
+def _entry_order(node: Indices, other: Indices) -> Indices:
+    """Edges as they are, then turned round, by their nodes."""
+    return np.lexsort((other, node))
+
+
 def _starts(lengths: Indices) -> Indices:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
 
 
 def _filled(values: Table, starts: Indices, ceiling: float) -> Table:
-    least = np.minimum.reduceat(values, starts)
-    high = np.repeat(least + ceiling, np.diff(np.append(starts, values.size)))
-    return np.where(np.isinf(values), high, values)
+    least, places = np.minimum.reduceat(values, starts), np.flatnonzero(np.isinf(values))
+    filled = values.copy()
+    filled[places] = least[np.searchsorted(starts, places, side="right") - 1] + ceiling
+    return filled

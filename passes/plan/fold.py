@@ -17,6 +17,8 @@ from sbp.passes.plan.network import CostNetwork, Table
 HOPS = 4
 """How far nodes must look alike to be one: so far from either end of a stack a layer may have its own
 choice."""
+FOLDED = 0.6
+"""Parts are many where at most this part of the nodes is left."""
 _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 """Odd numbers whose products spread over 64 bits (splitmix64, Steele et al., 2014)."""
 
@@ -31,24 +33,28 @@ class Folded:
     Arguments:
       network: one node per class.
       classes: per node of the larger one, its node here.
+      kinds: of the edges.
     """
 
     network: CostNetwork
     classes: tuple[int, ...]
+    kinds: tuple[int, ...] = ()
 
     def expand(self, states: Sequence[int]) -> tuple[int, ...]:
         """States of the larger network, at the same cost."""
         return tuple(states[k] for k in self.classes)
 
 
-def _classes(unaries: Sequence[Sequence[Table]], given: Sequence[TableEdge], hops: int) -> tuple[int, ...]:
+def _classes(
+    unaries: Sequence[Sequence[Table]], given: Sequence[TableEdge], kinds: Colours, hops: int
+) -> tuple[int, ...]:
     """Classes of nodes that have the same costs in each of several networks with the same edges."""
     colours = mixed(numbers_of(unaries[0]))
     for unary in unaries[1:]:
         colours = mixed(colours * np.uint64(13) + mixed(numbers_of(unary)))
     if not given:
         return numbered(colours)
-    tables = mixed(numbers_of([table for _, _, table in given]))
+    tables = mixed(kinds)
     i, j = (np.array(ends) for ends in zip(*((a, b) for a, b, _ in given), strict=True))
     for _ in range(hops):
         around = np.zeros_like(colours)
@@ -59,28 +65,44 @@ def _classes(unaries: Sequence[Sequence[Table]], given: Sequence[TableEdge], hop
     return numbered(colours)
 
 
-def fold(network: CostNetwork, hops: int = HOPS) -> Folded:
+def fold(network: CostNetwork, hops: int = HOPS, kinds: Colours | None = None) -> Folded:
     """The network with each class of nodes as one; what the nodes and edges of a class cost is added up.
+
+    Arguments:
+      kinds: a number per edge; those of one have one table and count as equal. Without, equal tables do.
 
     >>> theta, table = np.array([0.0, 1.0]), np.array([[2.0, 0.0], [0.0, 0.0]])
     >>> folded = fold(CostNetwork((theta,) * 9, tuple((i, i + 1, table) for i in range(8))), hops=1)
     >>> len(folded.network.unary), folded.network.cost((0, 1, 0)) == 7.0
     (3, True)
     """
-    (folded,) = fold_alike((network.unary,), network.edges, hops)
+    (folded,) = fold_alike((network.unary,), network.edges, hops, kinds)
     return folded
 
 
+def fold_if_alike(network: CostNetwork, kinds: Colours | None = None) -> Folded:
+    """The network folded if many of its parts are equal, else as it is."""
+    kinds = numbers_of([table for _, _, table in network.edges]) if kinds is None else kinds
+    folded = fold(network, kinds=kinds)
+    if len(folded.network.unary) <= FOLDED * len(network.unary):
+        return folded
+    return Folded(network, tuple(range(len(network.unary))), tuple(kinds.tolist()))
+
+
 def fold_alike(
-    unaries: Sequence[Sequence[Table]], given: Sequence[TableEdge], hops: int = HOPS
+    unaries: Sequence[Sequence[Table]],
+    given: Sequence[TableEdge],
+    hops: int = HOPS,
+    kinds: Colours | None = None,
 ) -> tuple[Folded, ...]:
     """Networks that differ in what their nodes cost, folded with the same classes.
 
     Arguments:
       unaries: of each of them.
-      given: the edges of all.
+      given, kinds: the edges of all, as of `fold`.
     """
-    classes = _classes(unaries, given, hops)
+    kinds = numbers_of([table for _, _, table in given]) if kinds is None else kinds
+    classes = _classes(unaries, given, kinds, hops)
     members = Counter(classes)
     first = {k: node for node, k in reversed(list(enumerate(classes)))}
     known: dict[tuple[int, int], Table] = {}
@@ -93,14 +115,16 @@ def fold_alike(
         return known[id(table), n]
 
     counts: Counter[tuple[int, int, int]] = Counter()
-    of_id: dict[int, Table] = {}
-    for i, j, table in given:
-        of_id[id(table)] = table
-        counts[classes[i], classes[j], id(table)] += 1
-    edges = tuple((i, j, times(of_id[t], n)) for (i, j, t), n in counts.items())
-    kept = range(len(members))
+    tables: dict[int, Table] = {}
+    for (i, j, table), kind in zip(given, kinds.tolist(), strict=True):
+        counts[classes[i], classes[j], kind] += 1
+        tables[kind] = table
+    edges = tuple((i, j, times(tables[kind], n)) for (i, j, kind), n in counts.items())
+    kept, edge_kinds = range(len(members)), tuple(kind for _, _, kind in counts)
     return tuple(
-        Folded(CostNetwork(tuple(times(unary[first[k]], members[k]) for k in kept), edges), classes)
+        Folded(
+            CostNetwork(tuple(times(unary[first[k]], members[k]) for k in kept), edges), classes, edge_kinds
+        )
         for unary in unaries
     )
 

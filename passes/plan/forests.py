@@ -27,6 +27,7 @@ class Workplace(NamedTuple):
       before: `[n]`, the state before the move.
       score: `[all states]`.
       change: `[times + 1]`, zero between moves.
+      part: `[2 m]`, what part of an entry's table counts.
       random: `[1]`, the state of the random numbers.
       move: `[1]`, the number of the last move.
     """
@@ -40,17 +41,19 @@ class Workplace(NamedTuple):
     before: Indices
     score: Table
     change: Table
+    part: Table
     random: Indices
     move: Indices
 
 
-def workplace(flat: FlatNetwork, budget: FlatBudget, seed: int) -> Workplace:
-    """An empty one; equal seeds give equal moves."""
+def workplace(flat: FlatNetwork, budget: FlatBudget, seed: int, part: Table | None = None) -> Workplace:
+    """An empty one; equal seeds give equal moves. Without parts tables count whole."""
     n = flat.turn.size
     inside, near, beside, order, frontier, above, before = np.zeros((7, n), dtype=np.int64)
     score, change = np.zeros(flat.theta.size), np.zeros(budget.room.size + 1)
+    part = np.ones(flat.other.size) if part is None else part
     random, move = np.array([seed], dtype=np.int64), np.zeros(1, dtype=np.int64)
-    return Workplace(inside, near, beside, order, frontier, above, before, score, change, random, move)
+    return Workplace(inside, near, beside, order, frontier, above, before, score, change, part, random, move)
 
 
 @compiled
@@ -145,10 +148,10 @@ def choose_on(flat: FlatNetwork, theta: Table, work: Workplace, taken: int, stat
         for entry in range(flat.first[node], flat.first[node + 1]):
             other = flat.other[entry]
             if work.inside[other] != move:
-                row = flat.table[entry] + states[other] * size
+                row, part = flat.table[entry] + states[other] * size, work.part[entry]
                 line, score_of = pool[row : row + size], work.score[at : at + size]
                 for state in range(line.size):
-                    score_of[state] += line[state]
+                    score_of[state] += part * line[state]
     for k in range(taken - 1, -1, -1):
         node = work.order[k]
         entry = work.above[node]
@@ -156,12 +159,12 @@ def choose_on(flat: FlatNetwork, theta: Table, work: Workplace, taken: int, stat
             parent = flat.other[flat.twin[entry]]
             at, size = offsets[parent], offsets[parent + 1] - offsets[parent]
             least = np.full(size, np.inf)
-            cells = flat.table[entry]
+            cells, part = flat.table[entry], work.part[entry]
             for row in range(offsets[node], offsets[node + 1]):
                 score = work.score[row]
                 line = pool[cells : cells + size]
                 for state in range(line.size):
-                    cost = line[state] + score
+                    cost = part * line[state] + score
                     least[state] = cost if cost < least[state] else least[state]
                 cells += size
             for state in range(size):
@@ -169,13 +172,13 @@ def choose_on(flat: FlatNetwork, theta: Table, work: Workplace, taken: int, stat
     for k in range(taken):
         node = work.order[k]
         at, size = offsets[node], offsets[node + 1] - offsets[node]
-        row = -1
+        row, part = -1, 0.0
         if work.above[node] >= 0:
             entry = flat.twin[work.above[node]]
-            row = flat.table[entry] + states[flat.other[entry]] * size
+            row, part = flat.table[entry] + states[flat.other[entry]] * size, work.part[entry]
         best, least_cost = 0, np.inf
         for state in range(size):
-            cost = work.score[at + state] + (pool[row + state] if row >= 0 else 0.0)
+            cost = work.score[at + state] + (part * pool[row + state] if row >= 0 else 0.0)
             if cost < least_cost:
                 best, least_cost = state, cost
         states[node] = best
@@ -197,7 +200,8 @@ def cost_change(flat: FlatNetwork, work: Workplace, taken: int, states: Indices)
             was = work.before[other] if work.inside[other] == move else states[other]
             if was == states[other] or other < node:  # of two that changed the later one counts the edge
                 cells = flat.table[entry]
-                total += pool_difference(flat, cells, states[other] * size + new, was * size + old)
+                more = pool_difference(flat, cells, states[other] * size + new, was * size + old)
+                total += work.part[entry] * more
     return total
 
 

@@ -8,24 +8,25 @@ promises most. What comes in a turn depends on those before it alone, so that wi
 are looked at, and then more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from sbp.passes.physical.compared import compared, is_alike
 from sbp.passes.physical.exposure import Shares
-from sbp.passes.physical.lone_collectives import exposed_moves, lone_moves, network_without
-from sbp.passes.physical.program import Box
 from sbp.passes.plan.effort import Effort
+from sbp.passes.plan.fold import TableEdge
 from sbp.passes.plan.network import Table
 from sbp.passes.plan.seeds import SeedUse, seed_name, seeds_compared
 from sbp.passes.search.pool import PlanCandidate, Pool
 from sbp.passes.search.space import Space
 
-PERIOD = 6
+PERIOD = 4
 """Of so many turns the second begins a parallelism, the third goes on from it, and the last looks near the
-best plan; the others go on with the chain that promises most."""
+best plan; the first goes on with the chain that promises most."""
+SOLVED_PART = 0.6
+"""Of the work, for solutions of whole problems; plans near others take the rest."""
 PATIENCE = 0.01
 """A chain counts as so much longer for each plan that was looked at in it: others have their turn."""
 LOST = 1.05
@@ -34,9 +35,9 @@ DAMPINGS = (0.5, 0.75, 0.25)
 """How much of the shares stays from plan to plan, each time that a chain comes to its end."""
 NEAR_SECONDS, NEAR_TURNS = 1.0, 6
 """Of work, for a plan with the shortest step near one; and plans that are looked at."""
-EXPOSED, MOST_MOVES = 0.003, 2
-"""The best plan is looked at without moves that kernels wait for longer than this part of the step, of so
-many kinds at the most."""
+EXPOSED, MOST_MOVES, DEARER = 0.003, 2, 4.0
+"""Near the best plan moves that look alike and that kernels wait for longer than this part of the step, so
+many groups of them at the most, count so many times."""
 SHAKEN = 0.3
 """The standard deviation of the logarithms of shares that are shaken: what XLA's order makes of plans that
 cost about the same differs by some percent."""
@@ -59,7 +60,7 @@ class PlanChain:
     """
 
     name: str
-    unary: Sequence[Table]
+    unary: tuple[Table, ...]
     at: PlanCandidate
     best: PlanCandidate
     shares: Shares | None = None
@@ -102,10 +103,11 @@ class Explorer:
     ) -> None:
         self.space, self.pool, self.effort = space, pool, effort
         self.seeds, self.turns = list(seeds), 0
+        self.began, self.solved_seconds = effort.count.seconds, 0.0
         given = "the cheapest plan", space.network.unary, base, base
         self.chains = [PlanChain(*given), PlanChain(*given, by_list=False)]
         self.near: PlanCandidate | None = None
-        self.moves: list[list[Box]] = []
+        self.waits: list[Hashable] = []
         self.random = np.random.default_rng(0)
 
     def order_seeds(self, outer: int) -> None:
@@ -140,7 +142,7 @@ class Explorer:
         chain = min((c for c in self.chains if not c.is_over), key=lambda c: c.promise, default=None)
         if turn == 0:
             self.look_near()
-        elif self.seeds and (chain is None or turn == 2):
+        elif self.seeds and (chain is None or (turn == 2 and self.may_solve)):
             self.begin(self.seeds.pop(0))
         elif turn == 3 and not last.looks:
             self.go_on(last)
@@ -153,7 +155,7 @@ class Explorer:
     def begin(self, seed: tuple[SeedUse, ...]) -> None:
         """A chain that begins with a parallelism."""
         unary, name = self.space.restricted(seed), seed_name(seed)
-        found = self.space.begin(unary, name, self.effort)
+        found = self.solved(unary, name)
         if found is not None:
             self.pool.add(found)
             self.chains.append(PlanChain(name, unary, found, found))
@@ -162,8 +164,7 @@ class Explorer:
         """One plan more of a chain. Where its parallelism has no other, it goes on without."""
         times = chain.at.times_by_list if chain.by_list else chain.at.times
         shares = self.space.exposure.shares(times, chain.shares, DAMPINGS[chain.returns])
-        network = self.space.exposure.weighted(shares, chain.unary)
-        found = self.space.go_on(network, chain.at, chain.name, self.effort)
+        found = self.found(chain, shares)
         chain.looks += 1
         if found is None:
             chain.turn_back()
@@ -177,21 +178,46 @@ class Explorer:
         elif found.priced_seconds > LOST * chain.best.priced_seconds:
             chain.turn_back()
 
+    def found(self, chain: PlanChain, shares: Shares) -> PlanCandidate | None:
+        """The plan that a chain leads to: one near its last, or the cheapest of all.
+
+        A chain by the list schedule begins with the latter: what is exposed there is said of all plans.
+        """
+        s, found = self.space, None
+        if chain.looks or not (chain.by_list and s.leaps):
+            found = s.near(chain.unary, shares, chain.at, chain.name, self.effort)
+        if found is None and self.may_solve:
+            unary, edges = s.exposure.weighted_unary(shares, chain.unary), s.exposure.weighted_edges(shares)
+            found = self.solved(unary, chain.name, edges)
+        return found
+
+    @property
+    def may_solve(self) -> bool:
+        """Whether whole problems have not taken more than their part of the work yet."""
+        return self.solved_seconds <= SOLVED_PART * (self.effort.count.seconds - self.began)
+
+    def solved(
+        self, unary: tuple[Table, ...], source: str, edges: tuple[TableEdge, ...] | None = None
+    ) -> PlanCandidate | None:
+        """The cheapest plan of all, and what it took."""
+        before = self.effort.count.seconds
+        found = self.space.solved(unary, source, Effort(self.effort.count), edges)
+        self.solved_seconds += self.effort.count.seconds - before
+        return found
+
     def look_near(self) -> None:
-        """A plan near the best one: without some of its moves, or with its shares shaken."""
+        """A plan near the best one: with moves dearer that kernels wait for, or with its shares shaken."""
         best, s = self.pool.best or self.chains[0].at, self.space
+        shares = dict(s.exposure.shares(best.times))
         if best is not self.near:
             self.near, least = best, EXPOSED * best.times.step_seconds
-            lone, known = lone_moves(best.takes), exposed_moves(best.takes, least)
-            known = [moves for moves in known if moves[0].value in s.model.supply]
-            self.moves = [x for moves in (lone, *known[:MOST_MOVES]) if moves for x in (moves, [])]
-        moves, shares = self.moves.pop(0) if self.moves else [], s.exposure.shares(best.times)
-        if not moves:
+            self.waits = [g for g, x in s.exposure.waits(best.times).items() if x > least][:MOST_MOVES]
+        if self.waits:
+            shares[self.waits.pop(0)] *= DEARER
+        else:
             noise = np.exp(SHAKEN * self.random.standard_normal(len(shares)))
             shares = {g: x * float(y) for (g, x), y in zip(shares.items(), noise, strict=True)}
-        weighted = s.exposure.weighted(shares, s.network.unary)
-        network = network_without(s.model, weighted, moves) if moves else weighted
-        found = s.go_on(network, best, "near the best", self.effort)
+        found = s.near(s.network.unary, shares, best, "near the best", self.effort)
         if found is not None:
             self.pool.add(found)
 

@@ -65,6 +65,6 @@ def add_floor(pool: Pool, clock: Clock, asked: Boundary, donated: tuple[int, ...
         (space.network.unary, "the cheapest of few signatures"),
         *((space.restricted(seed), seed_name(seed)) for seed in dict.fromkeys(seeds)),
     ):
-        found = space.begin(unary, name, Effort())
+        found = space.solved(unary, name, Effort())
         if found is not None:
             pool.add(found)

@@ -3,26 +3,26 @@
 What the search counts (plan/room.py) is not what the evaluator finds. So the search is told what a solution
 needs beyond its count, and goes on, until the evaluator agrees. Parallelisms are looked at first at the
 prices of bytes that hold for the cheapest plan that fits: one solution without a limit each, which needs
-about as much as that plan. What has no room is not thrown away: what it excludes costs more, so that those
-tensors leave it that free the most memory for what it takes.
+about as much as that plan.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
+from functools import cached_property
 
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.evaluate import HOLES
-from sbp.passes.physical.exposure import Clock
+from sbp.passes.physical.exposure import Clock, Shares
 from sbp.passes.physical.memory import SmallestPeak
 from sbp.passes.physical.missed import missed_loads
 from sbp.passes.plan.budget import Budget, Fitted, Load
 from sbp.passes.plan.candidates import Candidates
+from sbp.passes.plan.descent import Descent
 from sbp.passes.plan.effort import Effort
+from sbp.passes.plan.fold import TableEdge
 from sbp.passes.plan.model import Boundary
-from sbp.passes.plan.network import CostNetwork, Infeasible, Table
+from sbp.passes.plan.network import Table
 from sbp.passes.plan.priced import priced_starts
 from sbp.passes.plan.prices import NO_PRICES
 from sbp.passes.plan.recompute import RecomputingModel
@@ -31,7 +31,7 @@ from sbp.passes.plan.seeds import SEQUENCE_3, TENSOR, ZERO_3, ZERO_3_ANY, seed_n
 from sbp.passes.plan.solve import Progress
 from sbp.passes.plan.within import LimitedSearch
 from sbp.passes.search.pool import PlanCandidate, Pool
-from sbp.passes.search.space import Space, solved_alike
+from sbp.passes.search.space import Space
 
 TRIES, CORRECTED_TRIES = 12, 8
 """How often the search is asked for less, because what it found needs more than it counted; of these, the
@@ -49,11 +49,9 @@ STARTS_SECONDS, SEARCH_SECONDS, TRY_SECONDS, LARGE_CELLS = 3.0, 4.0, 2.0, 2e7
 """Of work: to find where to begin, for the first search, and for each that follows; twice as much where a
 network has so many cells."""
 GOOD_GAP = 0.005
-"""The search for the cheapest that fits ends this near to its bound,"""
-EXPLORED_GAP = 0.01
-"""and one of those with other costs this near."""
-WITHIN_SECONDS, WITHIN_TRIES = 1.5, 3
-"""For the plan of other costs that keeps the limit; and how often it is asked for less."""
+"""The search for the cheapest that fits ends this near to its bound."""
+SOLVED_SECONDS = 1.5
+"""Of work, for a solution at prices."""
 SMALLEST_SECONDS = 2.0
 """For each look at the smallest peak, at the most."""
 FITTING = (ZERO_3, ZERO_3_ANY, SEQUENCE_3, TENSOR)
@@ -95,6 +93,8 @@ class LimitedSpace(Space):
       clock: makes the programs of its plans.
       bound: what no plan can be cheaper than.
     """
+
+    leaps = False
 
     def __init__(self, problem: LimitedProblem, pool: Pool, clock: Clock, bound: float) -> None:
         model = problem.model()
@@ -195,7 +195,7 @@ class LimitedSpace(Space):
         tried = [self.look(x, "the smallest peak") for x in found if math.isfinite(self.network.cost(x))]
         for use in FITTING:
             seed = (use,) * self.model.c.placement.ndim
-            priced = self.begin(self.restricted(seed), seed_name(seed), effort)
+            priced = self.solved(self.restricted(seed), seed_name(seed), effort)
             tried += [] if priced is None else [priced]
         tried.sort(key=lambda x: x.memory_bytes)
         for x in tried:
@@ -208,74 +208,33 @@ class LimitedSpace(Space):
 
     # What is explored.
 
-    def begin(self, unary: tuple[Table, ...], source: str, effort: Effort) -> PlanCandidate | None:
-        """The cheapest plan of some states where bytes have their prices; it may not fit."""
+    def solved(
+        self,
+        unary: tuple[Table, ...],
+        source: str,
+        effort: Effort,
+        edges: tuple[TableEdge, ...] | None = None,
+    ) -> PlanCandidate | None:
+        """The cheapest plan where bytes have their prices; it may not fit."""
         costs = self.prices.charged(unary, self.loads)
-        allowed = self.allowed(Effort(effort.count), WITHIN_SECONDS)
-        try:
-            found = self.look_once(solved_alike(CostNetwork(costs, self.network.edges), allowed), source)
-        except Infeasible:
-            return None
+        found = super().solved(costs, source, self.allowed(effort, SOLVED_SECONDS), edges)
         if found is None or self.pool.fits(found):
             return found
         over = self.prices.excess_seconds(self.loads, found.states, self.counted_bytes)
         return replace(found, excess_seconds=over)
 
-    def go_on(
-        self, network: CostNetwork, at: PlanCandidate, source: str, effort: Effort
-    ) -> PlanCandidate | None:
-        """The plan that solves the problem with other costs, and fits; None if none is found, or it was
-        looked at before."""
-        unary = self.roomy(network.unary, at)
+    @cached_property
+    def descent(self) -> Descent:
+        """Looks for plans near known ones that keep the limit, as it is counted."""
         budget = Budget(self.loads, self.counted_bytes)
-        effort = self.allowed(Effort(effort.count), WITHIN_SECONDS)
-        try:
-            search = LimitedSearch(CostNetwork(unary, network.edges), budget, effort, None, EXPLORED_GAP)
-        except Infeasible:
-            return None
-        # The best of all may be of another space, whose variables are others.
-        search.begin_at(self.prices, at.states if at.states in self.seen else None)
-        found = search.run()
-        for _ in range(WITHIN_TRIES):
-            if not found.fits or found.states in self.seen:
-                return None
-            tried = self.look(found.states, source)
-            # What the search counts and what the evaluator does differ by the structure of the plan.
-            counted = min(found.peak_bytes, search.budget.limit)
-            if self.pool.fits(tried):
-                return tried
-            self.pool.add(tried)
-            found = search.go_on(
-                counted * MARGIN * self.problem.limit_bytes / tried.memory_bytes,
-                self.allowed(effort, TRY_SECONDS),
-            )
-        return None
+        charged = self.prices.charged(self.network.unary, self.loads)
+        return Descent(self.network, self.exposure.kinds, budget, charged)
 
-    def roomy(self, unary: Sequence[Table], at: PlanCandidate) -> tuple[Table, ...]:
-        """The same where their least memory is within the limit; else what is excluded costs more instead.
-
-        Leaving a parallelism altogether costs as much as the step.
-        """
-        if least_peak(unary, self.loads) <= self.counted_bytes:
-            return tuple(unary)
-        pairs = list(zip(unary, self.network.unary, strict=True))
-        narrowed = sum(bool((np.isinf(a) & ~np.isinf(b)).any()) for a, b in pairs)
-        extra, known = at.assignment.seconds / max(1, narrowed), dict[tuple[int, int], Table]()
-        for a, b in pairs:
-            if (id(a), id(b)) not in known:
-                known[id(a), id(b)] = a if a is b else np.where(np.isinf(a), b + extra, a)
-        return tuple(known[id(a), id(b)] for a, b in pairs)
-
-
-def least_peak(unary: Sequence[Table], loads: Sequence[Load]) -> float:
-    """What states that are not excluded keep alive at least."""
-    events = dict[int, float]()
-    for load in loads:
-        size = (
-            load.bytes.min()
-            if load.node < 0
-            else load.bytes[np.isfinite(unary[load.node])].min(initial=np.inf)
-        )
-        events[load.start] = events.get(load.start, 0.0) + float(size)
-        events[load.end] = events.get(load.end, 0.0) - float(size)
-    return float(np.cumsum([events[t] for t in sorted(events)]).max(initial=0.0))
+    def near(
+        self, unary: tuple[Table, ...], shares: Shares, at: PlanCandidate, source: str, effort: Effort
+    ) -> PlanCandidate | None:
+        """A cheap plan near another one; near the best of this space where the other is not of it."""
+        if at.states not in self.seen:
+            own = [x for x in self.pool.counted if x.states in self.seen]
+            at = min(own, key=lambda x: x.times.step_seconds, default=at)
+        return super().near(unary, shares, at, source, effort)

@@ -33,10 +33,10 @@ from sbp.passes.search.limited import LimitedProblem, LimitedSpace
 from sbp.passes.search.pool import PlanCandidate, Pool
 from sbp.passes.search.space import Space
 
-SOLVE_SECONDS, EXPLORE_SECONDS, LIMITED_SECONDS = 20.0, 4.0, 6.0
+SOLVE_SECONDS, EXPLORE_SECONDS, LIMITED_SECONDS = 20.0, 2.5, 6.0
 """Of work, for each unit of effort: for the cheapest plan and its bound, for what is explored, and for what
 is explored under a limit."""
-FEWEST_TURNS, MOST_TURNS = 2, 24
+FEWEST_TURNS, MOST_TURNS = 2, 40
 """Plans beside the cheapest that are looked at, whatever they take; for each unit of effort, at the most."""
 MOST_CELLS = 2e7
 """Networks of more table cells, as on four axes, are not written down; axes are grouped there."""
@@ -183,7 +183,7 @@ class Search:
             # What the user asks for needs signatures that differ from axis to axis.
             model = Model(self.candidates, self.asked, self.boxings)
             space = Space(model, model.build(), self.clock, self.request.donated)
-            found = space.begin(space.network.unary, "the cheapest plan", Effort())
+            found = space.solved(space.network.unary, "the cheapest plan", Effort())
             if found is None:
                 raise
             self.pool.add(found)

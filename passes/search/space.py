@@ -6,35 +6,15 @@ from functools import cached_property
 
 import numpy as np
 
-from sbp.passes.physical.exposure import Clock, Exposure
+from sbp.passes.physical.exposure import Clock, Exposure, Shares
+from sbp.passes.plan.descent import Descent
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.fold import fold
+from sbp.passes.plan.fold import TableEdge, fold_if_alike
 from sbp.passes.plan.model import Model
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 from sbp.passes.plan.seeds import SeedTensors, SeedUse, restricted, tensors_of
 from sbp.passes.plan.solve import solve
 from sbp.passes.search.pool import PlanCandidate
-
-FOLDED = 0.6
-"""A network is solved folded where at most this part of its nodes is left."""
-FOLD_SECONDS = 5e-6
-"""What folding takes, for each node and each edge."""
-
-
-def solved_alike(network: CostNetwork, effort: Effort) -> tuple[int, ...]:
-    """States that solve a network, folded where it has many equal parts.
-
-    Raises:
-      Infeasible: if every assignment has an infinite cost, or none without was found.
-    """
-    effort.count.add(FOLD_SECONDS * (len(network.unary) + len(network.edges)))
-    folded = fold(network)
-    is_folded = len(folded.network.unary) <= FOLDED * len(network.unary)
-    given = folded.network if is_folded else network
-    states = solve(given, effort=effort, proves=False).states
-    if not math.isfinite(given.cost(states)):
-        raise Infeasible
-    return folded.expand(states) if is_folded else states
 
 
 class Space:
@@ -47,6 +27,9 @@ class Space:
       bound: what no plan of it can be cheaper than.
       unary: the costs of states, if not those of the network: infinite for states that are not wanted.
     """
+
+    leaps = True
+    """Whether the cheapest plan, told what is exposed, is worth more than one near the last."""
 
     def __init__(
         self,
@@ -79,30 +62,46 @@ class Space:
             return found
         return tuple(np.maximum(a, b) for a, b in zip(found, self.network.unary, strict=True))
 
-    def begin(self, unary: tuple[Table, ...], source: str, effort: Effort) -> PlanCandidate | None:
-        """The cheapest plan of some states; None if there is none, or it was looked at before."""
-        return self.solved(CostNetwork(unary, self.network.edges), source, effort)
-
-    def go_on(
-        self, network: CostNetwork, at: PlanCandidate, source: str, effort: Effort
+    def solved(
+        self,
+        unary: tuple[Table, ...],
+        source: str,
+        effort: Effort,
+        edges: tuple[TableEdge, ...] | None = None,
     ) -> PlanCandidate | None:
-        """The plan that solves the problem with other costs; None if it was looked at before.
+        """The cheapest plan; None if there is none, or it was looked at before.
 
         Arguments:
-          at: the plan that these costs are of.
+          unary: what states cost, infinite where they are not wanted.
+          edges: of the problem, if moves count in part.
         """
-        return self.solved(network, source, effort)
-
-    def solved(self, network: CostNetwork, source: str, effort: Effort) -> PlanCandidate | None:
-        """The plan that solves a network without a limit; None if it was looked at before."""
+        folded = fold_if_alike(CostNetwork(unary, self.network.edges if edges is None else edges))
         try:
-            return self.look_once(solved_alike(network, Effort(effort.count)), source)
+            found = solve(folded.network, effort=effort, proves=False)
         except Infeasible:
             return None
+        return self.look_once(folded.expand(found.states), source)
+
+    @cached_property
+    def descent(self) -> Descent:
+        """Looks for plans near known ones."""
+        return Descent(self.network, self.exposure.kinds)
+
+    def near(
+        self, unary: tuple[Table, ...], shares: Shares, at: PlanCandidate, source: str, effort: Effort
+    ) -> PlanCandidate | None:
+        """A cheap plan near another one; None if it was looked at before.
+
+        Arguments:
+          unary: what states cost, infinite where they are not wanted.
+          shares: what part of moves counts.
+        """
+        costs, parts = self.exposure.weighted_unary(shares, unary), self.exposure.parts(shares)
+        return self.look_once(self.descent.run(costs, parts, at.states, at.times.seconds, effort), source)
 
     def look_once(self, states: tuple[int, ...], source: str) -> PlanCandidate | None:
-        """The plan of some states; None if it was looked at before."""
-        if states in self.seen:
+        """The plan of some states; None if there is none, or it was looked at before."""
+        if states in self.seen or not math.isfinite(self.network.cost(states)):
             return None
         return self.look(states, source)
 

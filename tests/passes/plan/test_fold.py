@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sbp.passes.plan.fold import _classes, fold
+from sbp.passes.plan.fold import fold
 from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.solve import solve
 
@@ -35,7 +35,7 @@ def test_costs_are_those_of_the_whole(n: int) -> None:
 def test_layers_are_one_and_ends_apart() -> None:
     """The size does not grow with the number of layers."""
     assert len(fold(layers(20), 2).network.unary) == len(fold(layers(40), 2).network.unary) < 30
-    classes = _classes((layers(20).unary,), layers(20).edges, 2)
+    classes = fold(layers(20), 2).classes
     assert classes[30] == classes[27] != classes[0]
 
 

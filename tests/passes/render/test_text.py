@@ -83,7 +83,7 @@ def test_text_says_everything(plan: Plan) -> None:
         assert c.kind.replace("_", "-") in text and c.source in text and bytes_text(c.wire_bytes) in text
     # The reasons, however they are broken into lines.
     words = re.sub(r"\s+", " ", text)
-    assert "update of weights['down']" in words
+    assert "of weights['down']" in words
     assert (
         "dot_general sums over dim 1 (size 4096), which is split over 'model' as weights['down'] is"
         in " ".join(c.reason for c in plan.collectives)

@@ -16,18 +16,17 @@ from sbp.hardware.catalogue import Hardware, Link
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.exposure import LEAST_SHARE, Clock, Exposure, phases_of
-from sbp.passes.physical.lone_collectives import exposed_moves, network_without
 from sbp.passes.plan.candidates import enumerate_candidates
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.every import all_costs
 from sbp.passes.plan.model import ChosenSignatures, Model
-from sbp.passes.plan.network import CostNetwork, Infeasible
+from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.pins import boundary
-from sbp.passes.plan.seeds import seed_name, seeds_for
+from sbp.passes.plan.seeds import seeds_for
 from sbp.passes.program.trace import trace
 from sbp.passes.request import Request, Terms
 from sbp.passes.search import space as spaces
-from sbp.passes.search.explore import Explorer
+from sbp.passes.search.explore import MOST_MOVES, Explorer
 from sbp.passes.search.pool import SAME_STEP, Pool
 from sbp.passes.search.search import FoundSignatures, Search
 from sbp.passes.search.space import Space
@@ -153,12 +152,11 @@ def test_the_same_plan_again() -> None:
 def explorer(fn: Callable[..., Any], hardware: Hardware) -> Explorer:
     """A space, the cheapest plan of which is all that was looked at."""
     model, network, base = problem(fn, hardware)
-    space, pool = (
-        Space(model, network, Clock(model.c, model.boxings), (), base.bound),
-        Pool(np.inf, Effort().count),
-    )
-    (candidate,) = [pool.add(space.look(spaces.solved_alike(network, Effort()), "cheapest"))]
-    return Explorer(space, pool, candidate, seeds_for(1), Effort(pool.count))
+    space = Space(model, network, Clock(model.c, model.boxings), (), base.bound)
+    pool = Pool(np.inf, Effort().count)
+    candidate = space.solved(network.unary, "cheapest", Effort())
+    assert candidate is not None
+    return Explorer(space, pool, pool.add(candidate), seeds_for(1), Effort(pool.count))
 
 
 def test_more_effort_looks_at_the_same_plans_and_then_more() -> None:
@@ -181,19 +179,32 @@ def test_turns_end_with_the_effort_but_for_the_fewest() -> None:
     e.effort = e.effort.at_most(0.0)
     e.run(2, 24)
     assert e.turns == 2
-    assert {seed_name(seed) for seed in seeds_for(1)} > {seed_name(seed) for seed in e.seeds}
 
 
-def test_what_kernels_wait_for_is_left_out() -> None:
-    """The plan near the best one without a move that is exposed in it."""
+def test_whole_problems_take_a_part_of_the_work() -> None:
+    """Parallelisms wait while those before have taken more; all of them come."""
     e = explorer(sent_twice, SLOW)
-    base = e.chains[0].at
-    moves, *_ = exposed_moves(base.takes, 0.0)
-    assert base.takes.scheduled().exposed_of(moves[0]) > 0
-    without = network_without(e.space.model, e.space.network, moves)
-    assert np.isinf(without.cost(base.states))
-    found = e.space.begin(without.unary, "other", Effort())
-    assert found is None or found.states != base.states
+    e.solved_seconds = np.inf
+    e.run(8, 8)
+    assert len(e.seeds) == len(seeds_for(1))
+    e.solved_seconds = 0.0
+    e.run(200, 200)
+    assert not e.seeds
+
+
+def test_what_kernels_wait_for_counts_more_near_the_best_plan() -> None:
+    """Once for each group of moves that is exposed; then shares are shaken."""
+    e, counted = explorer(sent_twice, SLOW), []
+    base, space = e.chains[0].at, e.space
+    waits = {g: x for g, x in space.exposure.waits(base.times).items() if x > 0.0}
+    assert waits and list(waits.values()) == sorted(waits.values(), reverse=True)
+    space.near = lambda unary, shares, *_: counted.append(shares)  # type: ignore[method-assign]
+    for _ in range(MOST_MOVES + 1):
+        e.look_near()
+    usual = space.exposure.shares(base.times)
+    dearer = [{g for g in usual if shares[g] != usual[g]} for shares in counted]
+    assert dearer[: len(waits)] == [{g} for g in list(waits)[:MOST_MOVES]]
+    assert len(dearer[-1]) > 1 and not any(chosen - set(usual) for chosen in dearer)
 
 
 def test_shares() -> None:
@@ -219,12 +230,14 @@ def test_groups_are_phases() -> None:
     assert {"given", "forward", "backward"} <= set(phases_of(model.graph).values())
 
 
-def test_what_no_effort_was_left_to_find_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """A solver that was ended may have found nothing but states that cannot be: no program has them."""
-    never = np.array([[np.inf, 1.0], [1.0, np.inf]])
-    network = CostNetwork((np.zeros(2), np.zeros(2)), ((0, 1, never),))
-    assert network.cost(spaces.solved_alike(network, Effort())) == 1.0
-    ended = SimpleNamespace(states=(0, 0))
-    monkeypatch.setattr(spaces, "solve", lambda *_, **__: ended)
-    with pytest.raises(Infeasible):
-        spaces.solved_alike(network, Effort())
+    e = explorer(sent_twice, SLOW)
+    space, at = e.space, e.chains[0].at
+    both = zip(space.network.unary, at.states, strict=True)
+    never = tuple(np.where((np.arange(x.size) == k) & (x.size > 1), np.inf, x) for x, k in both)
+    forbidden = Space(space.model, space.network, space.clock, (), 0.0, never)
+    monkeypatch.setattr(spaces, "solve", lambda *_, **__: SimpleNamespace(states=at.states))
+    monkeypatch.setattr(forbidden.descent, "run", lambda *_: at.states)
+    assert forbidden.solved(never, "ended", Effort()) is None
+    assert forbidden.near(never, space.exposure.shares(at.times), at, "ended", Effort()) is None

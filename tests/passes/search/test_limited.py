@@ -13,7 +13,6 @@ from sbp.hardware.catalogue import Hardware
 from sbp.passes.physical.exposure import Clock, Exposure
 from sbp.passes.physical.memory import SmallestPeak
 from sbp.passes.physical.merged import merge_ops
-from sbp.passes.plan.budget import Budget
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.every import all_costs
 from sbp.passes.plan.model import Model
@@ -21,7 +20,7 @@ from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.plan.solve import solve
 from sbp.passes.program.trace import trace
-from sbp.passes.search.limited import LimitedProblem, LimitedSpace, least_peak
+from sbp.passes.search.limited import LimitedProblem, LimitedSpace
 from sbp.passes.search.pool import Pool
 from sbp.placement import placement
 from tests.passes.plan.test_optimal import problem as plain_problem
@@ -90,33 +89,6 @@ def space_of(fn: Callable[..., Any], hardware: Hardware, part: float) -> Limited
     pool = Pool(limit, Effort().count)
     pool.bind()
     return LimitedSpace(asked, pool, clock, 0.0)
-
-
-def test_a_parallelism_without_room_costs_more_where_it_is_left() -> None:
-    """Instead of being thrown away: what it excludes is allowed, at a price."""
-    space = space_of(chain, SLOW, 0.5)
-    given = space.network.unary
-    base = space.look(solve(space.network).states, "any")
-    unary = list(given)
-    variable = space.model.inputs[1]
-    only = np.full(unary[variable].size, np.inf)
-    only[0] = unary[variable][0]
-    unary[variable] = only
-    assert space.roomy(tuple(unary), base) == tuple(unary)
-    space.counted_bytes = 0.0
-    roomy = space.roomy(tuple(unary), base)
-    assert roomy[variable][0] == only[0] and np.isfinite(roomy[variable]).any()
-    assert (roomy[variable][1:] >= given[variable][1:]).all()
-    assert (roomy[variable][1:] > given[variable][1:]).any()
-
-
-def test_least_peak_is_below_all() -> None:
-    space = space_of(chain, HARDWARE, 0.5)
-    least = least_peak(space.network.unary, space.loads)
-    budget, rng = Budget(space.loads, np.inf), np.random.default_rng(1)
-    for _ in range(50):
-        states = [int(rng.integers(theta.size)) for theta in space.network.unary]
-        assert budget.peak_bytes(states) >= least * (1 - 1e-9)
 
 
 def test_what_cannot_fit_has_a_smallest_peak_and_a_bound_on_it() -> None:

@@ -1,0 +1,102 @@
+"""Cheaper assignments near one that is known, by moves of whole forests (forests.py).
+
+Where costs have changed a little, what is cheapest near the assignment of before is found at once; the
+cheapest of all takes the exact solver a hundred times as long.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sbp.passes.plan import forests
+from sbp.passes.plan.budget import Budget, flat_budget
+from sbp.passes.plan.effort import Effort
+from sbp.passes.plan.flat import edges_of_entries, flat_network
+from sbp.passes.plan.fold import Colours, Folded, fold_if_alike
+from sbp.passes.plan.lifted import ranges
+from sbp.passes.plan.network import CostNetwork, Table
+from sbp.passes.plan.parts import ceiling_of
+
+MOVES = 200
+"""Moves between two looks at what they gained, of as many nodes as there are, and so many at the least."""
+ROUNDS = 12
+"""Of so many moves, at the most."""
+GAINED = 1e-6
+"""Of the cost: a round that gains less is the last."""
+NOISE = 1e-12
+"""Of the cost: a move that gains less is none."""
+FOREST_NODES = 4096
+"""In a move, at the most."""
+LEAST_PART = 0.01
+"""Of a table counts at least this: what is forbidden stays dear."""
+DISCOUNTS = (1.0, 0.5, 0.0)
+"""Parts of what bytes cost, in turn: at full prices nobody takes the room that is left for what is little
+worth."""
+MOVED_CELL_SECONDS = 2e-9
+"""What moving a node takes for each cell of its tables."""
+
+
+class Descent:
+    """A network whose tables count in part, and whose states may cost more or less.
+
+    Arguments:
+      kinds: a number per edge; edges of one have one table and count alike. Parts of the network that are
+        equal choose alike, if there are many.
+      budget: that assignments keep, if any; they do not choose alike then.
+      charged: the costs of states with those of their bytes; without, bytes cost nothing.
+    """
+
+    def __init__(
+        self,
+        network: CostNetwork,
+        kinds: Colours,
+        budget: Budget | None = None,
+        charged: Sequence[Table] | None = None,
+    ) -> None:
+        whole = Folded(network, tuple(range(len(network.unary))), tuple(kinds.tolist()))
+        folded = whole if budget else fold_if_alike(network, kinds)
+        self.classes, small = folded.classes, folded.network
+        self.first = {k: node for node, k in reversed(list(enumerate(self.classes)))}
+        self.ceiling = ceiling_of(small) / LEAST_PART
+        self.flat = flat_network(small).filled(self.ceiling)
+        self.kinds = np.array(folded.kinds, dtype=np.int64)[edges_of_entries(small)]
+        self.budget = flat_budget(
+            self.flat, budget.loads if budget else (), budget.limit if budget else np.inf
+        )
+        sizes = np.array([theta.size for theta in network.unary])
+        self.places = ranges(self.flat.offsets[list(self.classes)], sizes)
+        self.prices = self.theta(network.unary if charged is None else charged) - self.theta(network.unary)
+        self.discounts = (0.0,) if charged is None else DISCOUNTS
+
+    def theta(self, unary: Sequence[Table]) -> Table:
+        """What states of classes cost, where those of nodes cost so much."""
+        costs = np.bincount(self.places, np.concatenate(list(unary)), self.flat.theta.size)
+        return np.minimum(costs, self.ceiling)
+
+    def run(
+        self, unary: Sequence[Table], parts: Table, start: Sequence[int], cost: float, effort: Effort
+    ) -> tuple[int, ...]:
+        """States that no forest of nodes makes cheaper, as far as it was looked.
+
+        Arguments:
+          unary: what states cost, infinite for those that are not wanted.
+          parts: what part of their tables counts, per kind of edges.
+          start: states to begin at; they may be forbidden, or need too much.
+          cost: about what assignments cost.
+        """
+        theta = self.theta(unary)
+        flat = self.flat._replace(theta=theta)
+        states = np.array([start[self.first[k]] for k in range(flat.turn.size)], dtype=np.int64)
+        work = forests.workplace(flat, self.budget, 1, np.maximum(parts[self.kinds], LEAST_PART))
+        use, idle = forests.use_of(self.budget, states), 0
+        nodes = max(states.size, MOVES)
+        for k in range(ROUNDS):
+            gained, nearer = forests.improve(
+                flat, self.budget, theta + self.discounts[k % len(self.discounts)] * self.prices, work,
+                states, use, MOVES, nodes, FOREST_NODES, NOISE * cost,
+            )  # fmt: skip
+            effort.count.add(MOVED_CELL_SECONDS * nodes * (1 + flat.cells / max(1, states.size)))
+            idle = idle + 1 if nearer == 0.0 and gained >= -GAINED * cost else 0
+            if idle == len(self.discounts) or effort.is_spent:
+                break
+        return tuple(states[list(self.classes)].tolist())
