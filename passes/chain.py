@@ -14,6 +14,7 @@ from sbp.errors import MemoryLimitError, raise_all
 from sbp.passes import spec
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
+from sbp.passes.evaluated import proven
 from sbp.passes.explain import memory, notes
 from sbp.passes.explain.collectives import explain
 from sbp.passes.explain.plan import PlanData
@@ -237,15 +238,14 @@ def write_plan(s: Placed) -> PlanData:
         *notes.again_notes(s.physical),
         *recomputed_notes(s.candidates, s.assignment, s.physical, s.boxings.network),
     )
-    paths = s.traced.in_paths, s.traced.out_paths
     takes = s.takes or Evaluator(s.physical, s.boxings.network, r.donated)
-    plan = explain(r.name, takes, s.assignment.bound, paths, remarks)
+    plan = explain(r.name, takes, s.assignment.bound, (s.traced.in_paths, s.traced.out_paths), remarks)
     record = s.record
     if plan.gap < 0:
         # Versions are made from each other in a way that the search did not price: its bound is not of all.
         bound = relaxed_bound(s.candidates, s.asked, s.boxings, Effort().at_most(BOUND_SECONDS))
         record = s.recall.improved(replace(record, bound=bound))
-    plan = replace(plan, bound=record.bound, choice=record, cheapest_seconds=s.assignment.cheapest_seconds)
+    plan = proven(plan, record, s.candidates, s.boxings, s.assignment.cheapest_seconds)
     if plan.memory_bytes > r.limit_bytes:
         asked = r.terms.memory_limit_bytes
         raise MemoryLimitError(memory.over_limit(plan, asked, s.smallest, r.donated))

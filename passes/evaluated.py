@@ -2,14 +2,19 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sbp.passes.boxing.links import Network
+from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain.choices import PlanFigures
 from sbp.passes.explain.collectives import communicating
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.physical.evaluate import Evaluator
+from sbp.passes.physical.evaluate import OVERLAPPING, Evaluator
 from sbp.passes.physical.flow import Flow
 from sbp.passes.physical.program import Box, Physical
+from sbp.passes.plan.bounds import least_kernel_seconds
+from sbp.passes.plan.candidates import Candidates
+from sbp.passes.plan.record import ChoiceRecord
 from sbp.signature import format_sbp
 
 
@@ -26,6 +31,21 @@ def evaluated(physical: Physical, network: Network, donated: Sequence[int]) -> P
         for what, how in communicating(physical)
     )
     return PlanFigures(takes.seconds(), takes.scheduled().seconds, sent, takes.peak_bytes())
+
+
+def proven(
+    plan: PlanData,
+    choice: ChoiceRecord,
+    candidates: Candidates,
+    boxings: Boxings,
+    cheapest_seconds: float | None,
+) -> PlanData:
+    """A plan with its choice, and what is proven of it."""
+    overlaps = boxings.network.hardware.platform in OVERLAPPING
+    step_bound = least_kernel_seconds(candidates, boxings) if overlaps else choice.bound
+    return replace(
+        plan, bound=choice.bound, step_bound=step_bound, choice=choice, cheapest_seconds=cheapest_seconds
+    )
 
 
 def made_by(physical: Physical, values: Sequence[int]) -> str:

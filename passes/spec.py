@@ -170,6 +170,8 @@ def _plan_problems(plan: PlanData) -> Iterator[str]:
             yield f"{len(sbps)} signatures of {len(paths)} {what}"
     if plan.gap < 0:
         yield f"its bound of {plan.bound} s is above its {plan.seconds} s"
+    if plan.step_gap < 0:
+        yield f"no step is shorter than {plan.step_bound} s, and its own takes {plan.step_seconds} s"
     for i, c in enumerate(plan.collectives):
         if c.kind != "send" and not set(c.axes) <= {*plan.part(i)[0].placement.axes}:
             yield f"{c.kind} of {c.tensor} over {c.axes}, which {plan.placement} does not have"

@@ -158,6 +158,12 @@ SAME = 1e-7
 """Seconds that differ by less than this part are the same: sums of tens of thousands of terms."""
 
 
+def _gap(seconds: float, bound: float) -> float:
+    """How far a time is from a bound, relative."""
+    gap = (seconds - bound) / seconds if seconds > 0 else 0.0
+    return 0.0 if abs(gap) <= SAME else gap
+
+
 @dataclass(frozen=True, repr=False)
 class PlanData:
     """What a program will do, and why. `Plan` (passes/face.py) is the same with its ways to be shown.
@@ -169,6 +175,7 @@ class PlanData:
       seconds: estimated time of one step, ops and collectives one after the other; what the search minimises.
       step_seconds: the same with collectives beside computation, where XLA runs them so.
       bound: a proven lower bound on the estimate of every plan with these pins, seconds.
+      step_bound: the same of `step_seconds`: what kernels take at least, whatever runs beside them.
       memory_bytes: peak per device, estimated.
       in_sbp, out_sbp: signatures at rest of arguments and results, as `jax.Array`s arrive and leave.
       in_paths, out_paths: their names.
@@ -208,6 +215,7 @@ class PlanData:
     notes: tuple[str, ...]
     physical: Physical | None = field(default=None, compare=False, repr=False)
     cheapest_seconds: float | None = None
+    step_bound: float = 0.0
     donated: tuple[int, ...] = ()
     program: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
     replanner: Replans | None = field(default=None, compare=False, repr=False)
@@ -282,11 +290,18 @@ class PlanData:
         """How far the cheapest plan that was found can be from the optimum, this one or another."""
         return self._gap_of(self.seconds if self.cheapest_seconds is None else self.cheapest_seconds)
 
+    @property
+    def step_gap(self) -> float:
+        """How far `step_seconds` can be from the shortest step there is, relative; the bound is not tight.
+
+        Of several placements it is the largest gap.
+        """
+        if self.stages:
+            return max(p.step_gap for p in self.stages)
+        return _gap(self.step_seconds, self.step_bound)
+
     def _gap_of(self, seconds: float) -> float:
-        if seconds <= 0:
-            return 0.0
-        gap = (seconds - self.bound) / seconds
-        return 0.0 if abs(gap) <= SAME else gap
+        return _gap(seconds, self.bound)
 
     @property
     def fits(self) -> bool:

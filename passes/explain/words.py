@@ -30,10 +30,15 @@ def gap_text(gap: float) -> str:
 
 
 def proof_text(plan: PlanData) -> str:
-    """How good the cheapest plan is known to be, and at what: nothing is proven of a step with overlap."""
+    """How good the cheapest plan is known to be, and at what: little is proven of a step with overlap."""
     known = gap_text(plan.cheapest_gap)
     serial = plan.overlaps and plan.cheapest_seconds is None
     return f"{known} in serial time" if serial else known
+
+
+def step_proof_text(plan: PlanData) -> str:
+    """How good the step with overlap is known to be; "" where nothing overlaps."""
+    return f"its step is at most {100 * plan.step_gap:.3g} % from the shortest" if plan.overlaps else ""
 
 
 def verdict_text(plan: PlanData) -> str:
@@ -44,6 +49,7 @@ def verdict_text(plan: PlanData) -> str:
             f"chosen for its step of {seconds_text(plan.step_seconds)} with overlap; the cheapest plan takes "
             f"{seconds_text(plan.cheapest_seconds)} one thing after the other, {known}"
         )
+    known = "; ".join(filter(None, (known, step_proof_text(plan))))
     known = known if plan.fits else f"does not fit its device; {known} among plans of any size"
     return f"CUT SHORT by its limit on time; {known}" if plan.cut_short else known
 

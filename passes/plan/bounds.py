@@ -1,10 +1,10 @@
 """Bounds that hold however versions of a value are made from each other."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.plan.candidates import Candidates
-from sbp.passes.plan.cost import Shards, seconds_of
+from sbp.passes.plan.cost import Shards, kernel_seconds_of, seconds_of
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.model import Boundary, Model
 from sbp.passes.plan.narrow import solve_indexed
@@ -25,6 +25,16 @@ def relaxed_bound(
 
 def least_seconds(candidates: Candidates, boxings: Boxings) -> float:
     """What the ops of a program take at least, however values are boxed: no plan takes less."""
+    return _least(candidates, boxings, seconds_of)
+
+
+def least_kernel_seconds(candidates: Candidates, boxings: Boxings) -> float:
+    """What its kernels take at least: no step is shorter, whatever runs beside them."""
+    return _least(candidates, boxings, kernel_seconds_of)
+
+
+def _least(candidates: Candidates, boxings: Boxings, seconds: Callable[..., list[float]]) -> float:
+    """The least time of each op, summed."""
     found, known, shards = 0.0, dict[object, float](), Shards()
 
     def add(nodes: Sequence[Node], times: int) -> None:
@@ -37,8 +47,9 @@ def least_seconds(candidates: Candidates, boxings: Boxings) -> float:
             strategies, traffic = candidates.strategies[node.id], candidates.traffic.get(node.id)
             key = id(strategies), traffic
             if key not in known:
-                graph, network = candidates.graph, boxings.network
-                known[key] = min(seconds_of(graph, node, strategies, network, traffic, shards))
+                known[key] = min(
+                    seconds(candidates.graph, node, strategies, boxings.network, traffic, shards)
+                )
             found += times * known[key]
 
     add(candidates.graph.nodes, 1)

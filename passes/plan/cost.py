@@ -107,6 +107,24 @@ def seconds_of(
       shards: the shapes of shards that are known already, which grow.
     """
     hierarchy = network.placement.shape
+    computed = kernel_seconds_of(graph, node, strategies, network, traffic, shards)
+    return [
+        seconds
+        + sum(communication_seconds(t, network) for t in communication_of(graph, node, s.lying, hierarchy))
+        for s, seconds in zip(strategies, computed, strict=True)
+    ]
+
+
+def kernel_seconds_of(
+    graph: Graph,
+    node: Node,
+    strategies: Sequence[Strategy],
+    network: Network,
+    traffic: OpTraffic | None,
+    shards: Shards,
+) -> list[float]:
+    """The same without what the op sends itself."""
+    hierarchy = network.placement.shape
     operands = [(x.shape, shards.setdefault(x.shape, {})) for x in map(graph.operand, node.inputs)]
     results = [(x.shape, shards.setdefault(x.shape, {})) for x in map(graph.values.__getitem__, node.outputs)]
     known: dict[tuple[_Shapes, _Shapes], float] = {}
@@ -125,10 +143,7 @@ def seconds_of(
         key = lying(operands, s.operands), lying(results, s.results)
         if key not in known:
             known[key] = _local_work(graph, node, *key, traffic).seconds(network.hardware)
-        communicating = sum(
-            communication_seconds(t, network) for t in communication_of(graph, node, s.lying, hierarchy)
-        )
-        found.append(known[key] + communicating)
+        found.append(known[key])
     return found
 
 

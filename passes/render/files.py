@@ -263,6 +263,7 @@ def read_plan(data: Mapping[str, Any]) -> PlanData:
         donated=tuple(data.get("donated", ())),
         program=data.get("program"),
         cheapest_seconds=data.get("cheapest_seconds"),
+        step_bound=data.get("step_bound", 0.0),
         choice=None if data["choice"] is None else read_record(data["choice"]),
         **more,
     )

@@ -70,7 +70,7 @@ def test_repr_is_one_line(plan: Plan, pipeline: Plan) -> None:
     assert repr(plan).startswith(f"<Plan step on {plan.placement}: {count} collectives, ")
     assert repr(pipeline).startswith("<Plan step on cpu(stage=2 x data=2): 2 stages on 2 placements, ")
     for x, proof in ((plan, "proven optimal in serial time"), (pipeline, "proven optimal")):
-        assert "\n" not in repr(x) and len(repr(x)) < 250 and repr(x).endswith(f", {proof}>")
+        assert "\n" not in repr(x) and len(repr(x)) < 250 and f", {proof}" in repr(x)
         assert repr([x]) == f"[{x!r}]"
 
 
