@@ -4,6 +4,7 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 
 from rich import box
 from rich.cells import cell_len
@@ -148,9 +149,13 @@ def _listed(plan: PlanData, r: TableRow) -> list[str]:
 
 
 def totals_lines(figures: Sequence[tuple[str, str]]) -> list[str]:
-    """Figures with their names."""
-    width = max(len(name) for name, _ in figures)
-    return [f"{name:<{width}}  {text}" for name, text in figures]
+    """Figures with their names; what is long is broken."""
+    indent = max(len(name) for name, _ in figures) + 2
+    found = list[str]()
+    for name, text in figures:
+        first, rest = f"{name:<{indent}}", " " * indent
+        found += wrap(text, MAX_WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+    return found
 
 
 def signature_lines(plan: PlanData, whole: PlanData | None = None) -> list[str]:

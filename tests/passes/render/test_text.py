@@ -41,6 +41,9 @@ def many(plan: Plan, lines: int, each: int) -> Plan:
     return replace(plan, collectives=tuple(cs))
 
 
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 12), reason="derivatives have other ops there, and ties others"
+)
 def test_golden_text(plan: Plan, golden: Callable[[str, str], None]) -> None:
     # What ops cost beside the collectives depends on how the JAX at hand writes a derivative.
     waited = tuple(replace(c, exposed_seconds=c.seconds / 2) for c in plan.collectives)
@@ -94,7 +97,15 @@ def test_text_says_everything(plan: Plan) -> None:
 
 
 def test_gap_is_stated(plan: Plan) -> None:
-    assert "at most 25 % from the optimum" in plan_text(replace(plan, bound=0.75 * plan.seconds))
+    cheapest = replace(plan, bound=0.75 * plan.seconds, cheapest_seconds=None)
+    assert "at most 25 % from the optimum" in plan_text(cheapest)
+    chosen = replace(cheapest, cheapest_seconds=0.9 * plan.seconds, step_seconds=0.95 * plan.seconds)
+    said = plan_text(chosen)
+    assert max(map(len, said.splitlines())) <= MAX_WIDTH
+    words = re.sub(r"\s+", " ", said)
+    assert (
+        "chosen for its step of" in words and "at most 16.7 % from the optimum; its step is at most" in words
+    )
 
 
 def test_no_collectives(plan: Plan) -> None:
