@@ -54,6 +54,8 @@ def in_order(makers: Sequence[Sequence[int]], sets: Sequence[tuple[int, ...]]) -
     >>> in_order([[], [0], []], [(0, 2)])
     [(0, 2), (1,)]
     """
+    if not sets:
+        return [(i,) for i in range(len(makers))]
     inside = {i for members in sets for i in members}
     units = [*sets, *((i,) for i in range(len(makers)) if i not in inside)]
     unit_of = [0] * len(makers)

@@ -40,18 +40,28 @@ def diamonds(
         if op.kind is not Fusing.VIEW
         for n in {id(t) for t, _ in read}
     )
+    begins = _beginnings(ops, reads)
     for i, op in enumerate(ops):
         if op.kind is not Fusing.LOOP or len(reads[i]) < 2 or not isinstance(op.step, Compute):
             continue
         for t, _ in reads[i]:
-            line = list(_line(ops, reads, t))
-            at = line[-1].maker
-            if any(uses[id(x)] > 1 for x in line) or not _reduces_rows(ops, at, sizes):
+            at = begins[t.maker] if t.maker >= 0 else -1
+            if not _reduces_rows(ops, at, sizes) or any(uses[id(x)] > 1 for x in _line(ops, reads, t)):
                 continue
             rows = {id(x) for x in _line(ops, reads, reads[at][0][0])}
             others = (x for y, _ in reads[i] if y is not t for x in _line(ops, reads, y))
             if any(id(x) in rows for x in others):
                 found[i] = at
+    return found
+
+
+def _beginnings(ops: Sequence[KernelOp], reads: Sequence[Sequence[tuple[Storage, bool]]]) -> list[int]:
+    """Per op, which op makes the last tensor of the line of its result; -1 for none."""
+    found = list[int]()
+    for i, (op, read) in enumerate(zip(ops, reads, strict=True)):
+        is_link = op.kind is Fusing.LOOP and len(read) == 1
+        maker = read[0][0].maker if is_link else i
+        found.append(found[maker] if 0 <= maker < i else maker)
     return found
 
 

@@ -59,34 +59,57 @@ class Executed:
 
 
 @dataclass(frozen=True)
+class StepFacts:
+    """What was asked of steps already. Equal layers have the same strategies and moves, as objects, and
+    plans of one program most of their ops.
+
+    Arguments:
+      seconds, wire_bytes: of kinds of ops and of moves.
+      step_seconds: of ops.
+      scheduled_seconds: what XLA's scheduler takes them to be.
+      communication: of each op what it sends, with its time.
+      kernel_ops: of each op what it is to fusion.
+      shard_bytes: of values of one graph.
+    """
+
+    seconds: dict[Hashable, float] = field(default_factory=dict)
+    step_seconds: dict[int, float] = field(default_factory=dict)
+    wire_bytes: dict[Hashable, float] = field(default_factory=dict)
+    scheduled_seconds: dict[Hashable, float] = field(default_factory=dict)
+    communication: dict[int, list[tuple[Communication, float]]] = field(default_factory=dict)
+    kernel_ops: dict[int, KernelOp] = field(default_factory=dict)
+    shard_bytes: dict[Version, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Evaluator:
     """What a program takes on a network.
 
     Arguments:
       donated: positions of the inputs whose memory the results may take.
-      known: what was asked already. Equal layers have the same strategies and moves, as objects.
+      facts: of its steps. What they are of is held by this program, or by who made them.
     """
 
     physical: Physical
     network: Network
     donated: Sequence[int] = ()
-    known: dict[Hashable, float] = field(default_factory=dict, compare=False, repr=False)
+    facts: StepFacts = field(default_factory=StepFacts, compare=False, repr=False)
 
     def box_seconds(self, box: Box) -> float:
         """The time of a move, once."""
-        key = "seconds", box.value, id(box.move), box.sent_as
-        if key not in self.known:
-            shape, dtype = self.physical.sent(box)
-            self.known[key] = self.network.seconds(box.move, shape, dtype)
-        return self.known[key]
+        shape, dtype = self.physical.sent(box)
+        key, known = (id(box.move), shape, dtype), self.facts.seconds
+        if key not in known:
+            known[key] = self.network.seconds(box.move, shape, dtype)
+        return known[key]
 
     def box_bytes(self, box: Box) -> float:
         """What one device sends in a move, once."""
-        key = "bytes", box.value, id(box.move), box.sent_as
-        if key not in self.known:
-            shape, dtype = self.physical.sent(box)
-            self.known[key] = self.network.wire_bytes(box.move, shape, dtype)
-        return self.known[key]
+        shape, dtype = self.physical.sent(box)
+        key, known = (id(box.move), shape, dtype), self.facts.wire_bytes
+        if key not in known:
+            known[key] = self.network.wire_bytes(box.move, shape, dtype)
+        return known[key]
 
     def seconds_of(self, step: Step) -> float:
         """The time of a step, once; that of a loop or a branch is its steps'."""
@@ -94,12 +117,22 @@ class Evaluator:
             return self.box_seconds(step)
         if not isinstance(step, Compute):
             return 0.0
-        node, traffic = step.node, self.physical.traffic.get(step.node.id)
-        # What an op sends depends on who uses its results; all else is that of its strategy.
-        key = id(step.strategy), traffic, node.id if _communication(node) else -1
-        if key not in self.known:
-            self.known[key] = node_seconds(self.physical.graph, node, step.strategy, self.network, traffic)
-        return self.known[key]
+        own = self.facts.step_seconds
+        if id(step) not in own:
+            key, known = self._kind_of(step), self.facts.seconds
+            if key not in known:
+                traffic = self.physical.traffic.get(step.node.id)
+                known[key] = node_seconds(
+                    self.physical.graph, step.node, step.strategy, self.network, traffic
+                )
+            own[id(step)] = known[key]
+        return own[id(step)]
+
+    def _kind_of(self, step: Compute) -> Hashable:
+        """What the times of an op depend on."""
+        # What it sends depends on who uses its results; all else is that of its strategy.
+        node = step.node
+        return id(step.strategy), self.physical.traffic.get(node.id), node.id if _communication(node) else -1
 
     def seconds(self, steps: Iterable[Step] | None = None) -> float:
         """The time of all steps, or of some of them."""
@@ -110,9 +143,11 @@ class Evaluator:
         """What an op sends itself, each with its time."""
         if not _communication(step.node):
             return []
-        p = self.physical
-        communication = communication_of(p.graph, step.node, step.strategy.lying, p.placement.shape)
-        return [(t, communication_seconds(t, self.network)) for t in communication]
+        p, known = self.physical, self.facts.communication
+        if id(step) not in known:
+            communication = communication_of(p.graph, step.node, step.strategy.lying, p.placement.shape)
+            known[id(step)] = [(t, communication_seconds(t, self.network)) for t in communication]
+        return known[id(step)]
 
     def combines(self, box: Box) -> tuple[Hashable, float] | None:
         """With what a move may be sent as one, and the bytes that it gives; None if it is sent by itself."""
@@ -169,7 +204,12 @@ class Evaluator:
     @cached_property
     def whole(self) -> WholeProgram:
         """The program as the kernels that XLA:GPU makes of it, in the order of its scheduler."""
-        return whole_program(self.physical, self.scheduled_seconds)
+        return whole_program(self.sizes, self.scheduled_seconds, self.facts.kernel_ops)
+
+    @cached_property
+    def sizes(self) -> ShardSizes:
+        """How large its tensors are."""
+        return ShardSizes(self.physical, self.facts.shard_bytes)
 
     def copy_seconds(self, size: float) -> float:
         """The time of a kernel that copies so many bytes."""
@@ -211,7 +251,7 @@ class Evaluator:
         """What a device holds over one trip through body `k` of a loop, beyond what is counted outside."""
         hides = self.network.hardware.platform in OVERLAPPING
         seconds = self.scheduled_seconds if hides else None
-        return trip_course(loop, k, ShardSizes(self.physical), seconds, self.together_seconds)
+        return trip_course(loop, k, self.sizes, seconds, self.together_seconds)
 
     def together_seconds(self, step: Step) -> float:
         """The time of a step by itself, all trips of a loop with what they hide."""
@@ -248,7 +288,7 @@ class Evaluator:
         seconds = self.scheduled_seconds if hides else None
         # Without collectives to hide, kernels run in another order.
         whole = self.whole if hides and not has_loops(p.steps) and self.whole.sends else None
-        return peak(p.steps, ShardSizes(p), kept, inputs, over, seconds, self._limit_bytes, HOLES, whole)
+        return peak(p.steps, self.sizes, kept, inputs, over, seconds, self._limit_bytes, HOLES, whole)
 
     def scheduled_seconds(self, op: KernelOp, *more: KernelOp) -> float:
         """How long XLA's scheduler takes an op to be (`NodeCost`, sol_latency_estimator.cc): collectives and
@@ -262,12 +302,14 @@ class Evaluator:
             boxes = [x.step for x in (op, *more) if isinstance(x.step, Box)]
             wire_bytes = sum(map(self.box_bytes, boxes))
             return self.believed_seconds(step.move.kind, step.move.axes, wire_bytes) if wire_bytes else 0.0
-        if isinstance(step, Compute) and op.name in PRODUCTS:
-            key = "believed", id(step.strategy)
-            if key not in self.known:
-                self.known[key] = believed_product(graph, step.node, step.strategy, self.network)
-            return self.known[key]
-        return self._by_peaks.seconds([step]) if isinstance(step, Box | Compute) else 0.0
+        if isinstance(step, Compute):
+            key, known = self._kind_of(step), self.facts.scheduled_seconds
+            if key not in known:
+                product = op.name in PRODUCTS
+                given = graph, step.node, step.strategy, self.network
+                known[key] = believed_product(*given) if product else self._by_peaks.seconds_of(step)
+            return known[key]
+        return self._by_peaks.box_seconds(step) if isinstance(step, Box) else 0.0
 
     @cached_property
     def _by_peaks(self) -> Evaluator:

@@ -7,15 +7,14 @@ that was exposed, and the problem is solved again.
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sbp.communication.protocol import Communication
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.buckets import bucket_collectives
-from sbp.passes.physical.evaluate import Evaluator, executed
-from sbp.passes.physical.insert import insert_boxing
+from sbp.passes.physical.evaluate import Evaluator, StepFacts, executed
+from sbp.passes.physical.insert import Computes, insert_boxing
 from sbp.passes.physical.owners import mark_owners
 from sbp.passes.physical.program import Box, Compute
 from sbp.passes.plan.candidates import Candidates, Strategy
@@ -55,33 +54,18 @@ class StepTimes:
 
 
 @dataclass(frozen=True)
-class _Remembering(Evaluator):
-    """An evaluator that asks once what a step takes: plans of one program have most of their steps in
-    common."""
-
-    said: dict[Hashable, list[tuple[Communication, float]]] = field(default_factory=dict)
-
-    def communication_times(self, step: Compute) -> list[tuple[Communication, float]]:
-        if step.node.rule is None or step.node.rule.communication is None:
-            return []
-        key = step.node.id, id(step.strategy)
-        if key not in self.said:
-            self.said[key] = super().communication_times(step)
-        return self.said[key]
-
-
-@dataclass(frozen=True)
 class Clock:
     """Says what the plans of one program take.
 
     Arguments:
       candidates, boxings: of the search.
+      computes, facts: of all plans.
     """
 
     candidates: Candidates
     boxings: Boxings
-    known: dict[Hashable, float] = field(default_factory=dict, repr=False)
-    said: dict[Hashable, list[tuple[Communication, float]]] = field(default_factory=dict, repr=False)
+    computes: Computes = field(default_factory=dict, repr=False)
+    facts: StepFacts = field(default_factory=StepFacts, repr=False)
 
     def program(self, assignment: ChosenSignatures, donated: Sequence[int] = ()) -> Evaluator:
         """The program of a plan as the chain makes it, with what it takes.
@@ -89,9 +73,12 @@ class Clock:
         Arguments:
           donated: positions of the inputs whose memory the results may take.
         """
-        placed = mark_owners(insert_boxing(self.candidates, assignment, self.boxings))
+        given = self.candidates, assignment, self.boxings
+        placed = mark_owners(insert_boxing(*given, computes=self.computes))
         physical = bucket_collectives(placed, self.boxings.network.hardware)
-        return _Remembering(physical, self.boxings.network, donated, self.known, self.said)
+        is_plain = physical.graph is self.candidates.graph
+        facts = self.facts if is_plain else replace(self.facts, shard_bytes={})
+        return Evaluator(physical, self.boxings.network, donated, facts)
 
     def times(self, assignment: ChosenSignatures) -> StepTimes:
         """What a plan takes."""
@@ -108,8 +95,9 @@ class Clock:
         run = takes.overlapped() if by_list else step
         sent, exposed, talked, waited = (defaultdict[int, float](float) for _ in range(4))
         # What ops that run again make is none of the program's values: the search has other ids for it.
-        known = len(self.candidates.graph.values)
+        known, serial = len(self.candidates.graph.values), 0.0
         for e in executed(takes.physical.steps):
+            serial += e.assumed * takes.seconds_of(e.step)
             if isinstance(e.step, Box):
                 if takes.box_bytes(e.step) > 0 and e.step.value < known:
                     sent[e.step.value] += e.assumed * takes.seconds_of(e.step)
@@ -118,7 +106,7 @@ class Clock:
                 for k, (_, seconds) in enumerate(takes.communication_times(e.step)):
                     talked[e.step.node.id] += e.assumed * seconds
                     waited[e.step.node.id] += run.exposed_of(e.step, k)
-        return StepTimes(step.whole_seconds + beyond_seconds, takes.seconds(), sent, exposed, talked, waited)
+        return StepTimes(step.whole_seconds + beyond_seconds, serial, sent, exposed, talked, waited)
 
 
 class Exposure:

@@ -8,7 +8,7 @@ from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, grouped
 from sbp.passes.physical.recompute import with_copies
 from sbp.passes.physical.sent import send_narrow
-from sbp.passes.plan.candidates import Candidates
+from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.model import ChosenSignatures, boxing_of
 from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const, Node
@@ -17,6 +17,8 @@ from sbp.signature import NdSbp
 End: TypeAlias = tuple[NdSbp, int, bool]
 """How a value leaves, who asks for it so, and whether a sum must come as a sum."""
 Ends: TypeAlias = Mapping[int, Sequence[End]]
+Computes: TypeAlias = dict[tuple[int, int], Compute]
+"""Ops by the ids of their node and their strategy, which they hold."""
 
 
 class _Insertion:
@@ -36,8 +38,10 @@ class _Insertion:
         boxings: Boxings,
         have: dict[int, list[NdSbp]],
         leaving: Ends | None = None,
+        computes: Computes | None = None,
     ) -> None:
         self.c, self.a, self.boxings, self.leaving = c, a, boxings, leaving
+        self.computes: Computes = {} if computes is None else computes
         self.graph = c.graph
         self.have = {v: list(nds) for v, nds in have.items()}
         self.filled: set[Version] = set()
@@ -117,12 +121,19 @@ class _Insertion:
             for x, wanted, strict in zip(node.inputs, strategy.operands, strategy.strict, strict=True):
                 if not isinstance(x, Const):
                     self.bring_after(x, wanted, node, strict)
-            self.steps.append(Compute(node, strategy))
+            self.steps.append(self.compute(node, strategy))
             for v, nd in zip(node.outputs, strategy.results, strict=True):
                 self.have[v] = [nd]
                 self.order[v] = len(self.steps)
                 if self.leaving:
                     self.leave(v)
+
+    def compute(self, node: Node, strategy: Strategy) -> Compute:
+        """An op under its signature, one object for all plans."""
+        key = id(node), id(strategy)
+        if key not in self.computes:
+            self.computes[key] = Compute(node, strategy)
+        return self.computes[key]
 
     def leave(self, v: int) -> None:
         """Brings a value that another placement waits for to where it leaves."""
@@ -144,7 +155,8 @@ class _Insertion:
                 for x in port.left_by(k)
                 if isinstance(x, int)
             ]
-            inner = _Insertion(self.c, self.a, self.boxings, self.have, self.early(ends))
+            early = self.early(ends)
+            inner = _Insertion(self.c, self.a, self.boxings, self.have, early, self.computes)
             inner.have.update({v: [nd] for p, nd in zip(wired, inside, strict=True) for v in p.enters})
             inner.run(body.nodes)
             for x, (nd, user, strict) in ends:
@@ -168,7 +180,12 @@ class _Insertion:
 
 
 def insert_boxing(
-    candidates: Candidates, assignment: ChosenSignatures, boxings: Boxings, *, at_once: bool = False
+    candidates: Candidates,
+    assignment: ChosenSignatures,
+    boxings: Boxings,
+    *,
+    at_once: bool = False,
+    computes: Computes | None = None,
 ) -> Physical:
     """Puts the moves between the ops; a value is boxed once to each signature that is asked for.
 
@@ -177,13 +194,14 @@ def insert_boxing(
     Arguments:
       at_once: whether what leaves the program or a body is boxed as soon as it is made. Another stage may
         wait for it: it must not be made from a version that is there only later, as one for the backward.
+      computes: the ops of other plans of the program, which are added to.
     """
     copied = with_copies(candidates, assignment)
     candidates, assignment, graph = copied.candidates, copied.assignment, copied.candidates.graph
     have = {v: [nd] for v, nd in zip(graph.inputs, assignment.inputs, strict=True)}
     results = enumerate(zip(graph.outputs, assignment.outputs, strict=True))
     ends = [(x, (wanted, -1 - i, False)) for i, (x, wanted) in results if not isinstance(x, Const)]
-    main = _Insertion(candidates, assignment, boxings, have, {} if at_once else None)
+    main = _Insertion(candidates, assignment, boxings, have, {} if at_once else None, computes)
     main.leaving, main.anchors = main.early(ends), copied.anchors
     main.run(graph.nodes)
     for x, (wanted, user, strict) in ends:

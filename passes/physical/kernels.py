@@ -25,7 +25,7 @@ from sbp.passes.physical.fusing import (
     ShardSizes,
     op_of,
 )
-from sbp.passes.physical.program import Box, Compute, Physical, Version, barrier_of
+from sbp.passes.physical.program import Box, Compute, Version, barrier_of
 from sbp.passes.program.graph import Const
 
 Found = TypeVar("Found")
@@ -136,13 +136,24 @@ def kernels(
     return fusion.result(kept)
 
 
-def program_kernels(physical: Physical, sizes: ShardSizes) -> Kernels:
-    """The kernels of a program, none of whose loops has a trip taken out."""
+def program_kernels(sizes: ShardSizes, known: dict[int, KernelOp] | None = None) -> Kernels:
+    """The kernels of a program, none of whose loops has a trip taken out.
+
+    Arguments:
+      sizes: of its tensors.
+      known: what ops are to fusion, by their ids, which is added to.
+    """
+    physical = sizes.physical
     there = list(dict.fromkeys(zip(physical.graph.inputs, physical.inputs, strict=True)))
     results = zip(physical.graph.outputs, physical.outputs, strict=True)
-    ops = [op_of(step, physical) for step in physical.steps]
-    known = {*there, *(v for op in ops for v in op.writes)}
-    kept = [v for v in dict.fromkeys((x, nd) for x, nd in results if not isinstance(x, Const)) if v in known]
+    known, ops = {} if known is None else known, list[KernelOp]()
+    for step in physical.steps:
+        op = known.get(id(step)) or op_of(step, physical)
+        if isinstance(step, Compute):
+            known[id(step)] = op
+        ops.append(op)
+    made = {*there, *(v for op in ops for v in op.writes)}
+    kept = [v for v in dict.fromkeys((x, nd) for x, nd in results if not isinstance(x, Const)) if v in made]
     return kernels(ops, sizes, kept, there)
 
 
@@ -216,8 +227,10 @@ class _Fusion:
 
     def _waits(self, i: int, op: KernelOp) -> frozenset[int]:
         """What an op waits for beside what it reads."""
-        found = [self.behind.get(v, NOTHING) for v in op.reads] if self.behind else []
         entering = [op.step.after] if isinstance(op.step, Box) and op.step.after is not None else []
+        if not self.behind and self.barriers[i] < 0 and not entering:  # as most
+            return NOTHING
+        found = [self.behind.get(v, NOTHING) for v in op.reads]
         if self.barriers[i] >= 0:
             entering += self.entering[self.barriers[i]]
         for v in entering:

@@ -8,7 +8,7 @@ kernel of both goes through them tile by tile, and can write over none of its op
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from sbp.passes.physical.fusing import ShardSizes
+from sbp.passes.physical.fusing import KernelOp, ShardSizes
 from sbp.passes.physical.kernels import Buffer, Kernels
 from sbp.passes.physical.program import Box, Compute, Version
 from sbp.signature import Split
@@ -50,7 +50,7 @@ def _origins(k: Kernels, sizes: ShardSizes) -> list[tuple[Buffer, Version]]:
     """Tensors that are made element by element of one that is turned over, and that one."""
     walk, found = _Walk(sizes), list[tuple[Buffer, Version]]()
     for i, op in enumerate(k.ops):
-        walk.pass_by(op.step)
+        walk.pass_by(op)
         own = ((t, walk.origins.get(t.version)) for t in k.made[i])
         found += [(t, origin) for t, origin in own if origin is not None]
     return found
@@ -69,20 +69,18 @@ class _Walk:
     orders: dict[Version, tuple[int, ...]] = field(default_factory=dict)
     origins: dict[Version, Version] = field(default_factory=dict)
 
-    def pass_by(self, step: object) -> None:
+    def pass_by(self, op: KernelOp) -> None:
         """Notes what an op makes."""
+        step = op.step
         if isinstance(step, Box):
             self._moved(step)
-        elif isinstance(step, Compute) and step.node.rule is not None:
-            pairs = zip(step.node.inputs, step.strategy.operands, strict=True)
-            read = [(x, nd) for x, nd in pairs if isinstance(x, int)]
-            made = list(zip(step.node.outputs, step.strategy.results, strict=True))
-            if step.node.op == "transpose" and read and read[0] in self.orders:
-                permutation = list(step.node.params["permutation"])
-                self._lies(made[0], tuple(permutation.index(d) for d in self.orders[read[0]]))
-            elif step.node.rule.pointwise:
-                found = next((self.origins[v] for v in read if v in self.origins), None)
-                self.origins.update({v: found for v in made if found is not None})
+        elif op.name == "transpose" and isinstance(step, Compute) and op.reads[0] in self.orders:
+            permutation = list(step.node.params["permutation"])
+            self._lies(op.writes[0], tuple(permutation.index(d) for d in self.orders[op.reads[0]]))
+        elif self.origins and isinstance(step, Compute) and step.node.rule and step.node.rule.pointwise:
+            found = next((self.origins[v] for v in op.reads if v in self.origins), None)
+            if found is not None:
+                self.origins.update(dict.fromkeys(op.writes, found))
 
     def _moved(self, box: Box) -> None:
         before, after = (box.value, box.move.before), (box.value, box.move.after)

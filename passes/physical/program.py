@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 from sbp.compat.untyped import DType
@@ -51,7 +52,7 @@ class Box:
     rows: tuple[str, ...] = field(default=(), compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Compute:
     """One op under its signature.
 
@@ -62,6 +63,17 @@ class Compute:
     node: Node
     strategy: Strategy
     rows: tuple[str, ...] = field(default=(), compare=False)
+
+    @cached_property
+    def reads(self) -> Sequence[Version]:
+        """The versions that it uses."""
+        pairs = zip(self.node.inputs, self.strategy.operands, strict=True)
+        return [(x, nd) for x, nd in pairs if not isinstance(x, Const)]
+
+    @cached_property
+    def writes(self) -> Sequence[Version]:
+        """The versions that it makes."""
+        return list(zip(self.node.outputs, self.strategy.results, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,26 +168,25 @@ def inner_steps(step: Border) -> Iterator[Step]:
     return itertools.chain.from_iterable(step.bodies)
 
 
-def reads(step: Step) -> list[Version]:
+def reads(step: Step) -> Sequence[Version]:
     """The versions that a step uses."""
+    if isinstance(step, Compute):
+        return step.reads
     if isinstance(step, Box):
         return [(step.value, step.move.before)]
-    if isinstance(step, Border):
-        wired = zip(ports(step.node), step.inside, strict=True)
-        entering = [(step.node.inputs[p.operand], p.outer(nd)) for p, nd in wired if p.operand is not None]
-        made = {version for s in inner_steps(step) for version in writes(s)}
-        made |= {(v, nd) for p, nd in zip(ports(step.node), step.inside, strict=True) for v in p.enters}
-        closed = [r for s in inner_steps(step) for r in reads(s) if r not in made]
-        return [(x, nd) for x, nd in entering if not isinstance(x, Const)] + closed
-    pairs = zip(step.node.inputs, step.strategy.operands, strict=True)
-    return [(x, nd) for x, nd in pairs if not isinstance(x, Const)]
+    wired = zip(ports(step.node), step.inside, strict=True)
+    entering = [(step.node.inputs[p.operand], p.outer(nd)) for p, nd in wired if p.operand is not None]
+    made = {version for s in inner_steps(step) for version in writes(s)}
+    made |= {(v, nd) for p, nd in zip(ports(step.node), step.inside, strict=True) for v in p.enters}
+    closed = [r for s in inner_steps(step) for r in reads(s) if r not in made]
+    return [(x, nd) for x, nd in entering if not isinstance(x, Const)] + closed
 
 
-def writes(step: Step) -> list[Version]:
+def writes(step: Step) -> Sequence[Version]:
     """The versions that a step makes."""
+    if isinstance(step, Compute):
+        return step.writes
     if isinstance(step, Box):
         return [(step.value, step.move.after)]
-    if isinstance(step, Border):
-        wired = zip(ports(step.node), step.inside, strict=True)
-        return [(step.node.outputs[p.result], p.outer(nd)) for p, nd in wired if p.result is not None]
-    return list(zip(step.node.outputs, step.strategy.results, strict=True))
+    wired = zip(ports(step.node), step.inside, strict=True)
+    return [(step.node.outputs[p.result], p.outer(nd)) for p, nd in wired if p.result is not None]

@@ -80,7 +80,7 @@ def sections_of(physical: Physical, hastens: bool, known: Kernels | None = None)
       hastens: whether what frees memory runs as soon as it can.
       known: its kernels, if they are.
     """
-    k = program_kernels(physical, ShardSizes(physical)) if known is None else known
+    k = program_kernels(ShardSizes(physical)) if known is None else known
     ends = {*k.ends.values()}
     elsewhere = {t for t in k.tensors if t.maker < 0 or t in ends}
     together = sent_together(k)

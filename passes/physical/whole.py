@@ -7,10 +7,10 @@ order, unless first trips of loops run before these in memory. So they are merge
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sbp.passes.physical.fusing import Seconds, ShardSizes
+from sbp.passes.physical.fusing import KernelOp, Seconds, ShardSizes
 from sbp.passes.physical.kernels import Kernels, program_kernels
 from sbp.passes.physical.order import BodyOrder, hiding_order
-from sbp.passes.physical.program import Border, Physical, Step, Version
+from sbp.passes.physical.program import Border, Step, Version
 from sbp.passes.physical.schedule_nodes import sent_together
 
 
@@ -43,14 +43,16 @@ def has_loops(steps: Iterable[Step]) -> bool:
     return any(isinstance(step, Border) for step in steps)
 
 
-def whole_program(physical: Physical, seconds: Seconds) -> WholeProgram:
+def whole_program(sizes: ShardSizes, seconds: Seconds, known: dict[int, KernelOp]) -> WholeProgram:
     """The kernels of a program.
 
     Arguments:
+      sizes: of its tensors.
       seconds: what the scheduler takes an op to be.
+      known: what ops are to fusion, which is added to.
     """
-    sizes = ShardSizes(physical)
+    physical = sizes.physical
     there = list(dict.fromkeys(zip(physical.graph.inputs, physical.inputs, strict=True)))
-    k = program_kernels(physical, sizes)
+    k = program_kernels(sizes, known)
     together = sent_together(k)
     return WholeProgram(k, sizes, list(k.ends), there, together, hiding_order(k, together, seconds))

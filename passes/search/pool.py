@@ -11,7 +11,7 @@ from sbp.passes.plan.model import ChosenSignatures
 
 SAME_STEP = 5e-4
 """Steps that differ by less are about the same: a plan that does more is not worth so little."""
-LOOKED_SECONDS = 1.1e-4
+LOOKED_SECONDS = 7e-5
 """What it takes to look at a plan, for each of its steps."""
 
 

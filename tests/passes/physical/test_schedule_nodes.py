@@ -116,7 +116,7 @@ def test_a_product_reads_more_than_two_dims_under_another_shape(dims: int) -> No
     x = jax.ShapeDtypeStruct((*(8, 16)[: dims - 2], 64, 64), jnp.float32)
     physical = sbp.compile(attended, sbp.placement("h100", shape=(1,))).plan(x, x).physical
     assert physical is not None
-    k = program_kernels(physical, ShardSizes(physical))
+    k = program_kernels(ShardSizes(physical))
     nodes = schedule_nodes(k, (), [float(i) for i in range(len(k.ops) + 1)], None)
     ops = hiding_ops(k, nodes, ())
     (product,) = (j for j, node in enumerate(nodes) if any(k.ops[i].product for i in node.makes))

@@ -108,7 +108,7 @@ def test_what_a_section_reads_of_another_goes_through_a_barrier(monkeypatch: pyt
     """Else XLA would run it at any time."""
     monkeypatch.setattr(module, "SECTION_UNITS", 4)
     physical = physical_of(transformer, transformer_args(), ([S(0)], [S(0)], [B]))
-    k = program_kernels(physical, ShardSizes(physical))
+    k = program_kernels(ShardSizes(physical))
     made = {
         v: p for p, x in enumerate(sections_of(physical, True).sections) for s in x.steps for v in writes(s)
     }
@@ -127,5 +127,5 @@ def test_what_a_section_reads_of_another_goes_through_a_barrier(monkeypatch: pyt
 def test_sections_are_the_same_of_kernels_that_are_known() -> None:
     fn, args, in_sbp = PROGRAMS["a GPT"]
     physical = physical_of(fn, args(), in_sbp)
-    known = program_kernels(physical, ShardSizes(physical))
+    known = program_kernels(ShardSizes(physical))
     assert sections_of(physical, True, known) == sections_of(physical, True)
