@@ -16,7 +16,6 @@ import numpy as np
 from sbp.passes.physical.compared import compared, is_alike
 from sbp.passes.physical.exposure import Shares
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.fold import TableEdge
 from sbp.passes.plan.network import Table
 from sbp.passes.plan.seeds import SeedUse, seed_name, seeds_compared
 from sbp.passes.search.pool import PlanCandidate, Pool
@@ -38,9 +37,10 @@ NEAR_SECONDS, NEAR_TURNS = 1.0, 6
 EXPOSED, MOST_MOVES, DEARER = 0.003, 2, 4.0
 """Near the best plan moves that look alike and that kernels wait for longer than this part of the step, so
 many groups of them at the most, count so many times."""
-SHAKEN = 0.3
-"""The standard deviation of the logarithms of shares that are shaken: what XLA's order makes of plans that
-cost about the same differs by some percent."""
+TIE, SHAKEN = 0.02, 0.3
+"""The standard deviations of the logarithms of shares that are shaken, by turns: what XLA's order makes of
+plans that cost the same, or about the same, differs by some percent. The first are those with which the best
+plan was found, the others what kernels wait for in it."""
 
 
 @dataclass
@@ -52,7 +52,6 @@ class PlanChain:
       unary: the costs of the states that this allows.
       at: its last plan.
       best: that with the shortest step.
-      shares, best_shares: with which these were found; None for 1.0 each.
       by_list: whether it goes on with what is exposed in the list schedule.
       looks: how many plans were looked at from it.
       returns: how often it has gone back to its best plan.
@@ -63,8 +62,6 @@ class PlanChain:
     unary: tuple[Table, ...]
     at: PlanCandidate
     best: PlanCandidate
-    shares: Shares | None = None
-    best_shares: Shares | None = None
     by_list: bool = True
     looks: int = 0
     returns: int = 0
@@ -78,7 +75,7 @@ class PlanChain:
     def turn_back(self) -> None:
         """Goes back to its best plan, from which other shares count from now on; in the end it is over."""
         self.returns += 1
-        self.at, self.shares = self.best, self.best_shares
+        self.at = self.best
         self.is_over = self.returns >= len(DAMPINGS)
 
 
@@ -108,6 +105,7 @@ class Explorer:
         self.chains = [PlanChain(*given), PlanChain(*given, by_list=False)]
         self.near: PlanCandidate | None = None
         self.waits: list[Hashable] = []
+        self.looks_near = 0
         self.random = np.random.default_rng(0)
 
     def order_seeds(self, outer: int) -> None:
@@ -163,7 +161,7 @@ class Explorer:
     def go_on(self, chain: PlanChain) -> None:
         """One plan more of a chain. Where its parallelism has no other, it goes on without."""
         times = chain.at.times_by_list if chain.by_list else chain.at.times
-        shares = self.space.exposure.shares(times, chain.shares, DAMPINGS[chain.returns])
+        shares = self.space.exposure.shares(times, chain.at.shares, DAMPINGS[chain.returns])
         found = self.found(chain, shares)
         chain.looks += 1
         if found is None:
@@ -172,9 +170,9 @@ class Explorer:
                 chain.unary, chain.returns, chain.is_over = self.space.network.unary, 0, False
             return
         self.pool.add(found)
-        chain.at, chain.shares = found, shares
+        chain.at = found
         if found.priced_seconds < chain.best.priced_seconds:
-            chain.best, chain.best_shares = found, shares
+            chain.best = found
         elif found.priced_seconds > LOST * chain.best.priced_seconds:
             chain.turn_back()
 
@@ -187,8 +185,7 @@ class Explorer:
         if chain.looks or not (chain.by_list and s.leaps):
             found = s.near(chain.unary, shares, chain.at, chain.name, self.effort)
         if found is None and self.may_solve:
-            unary, edges = s.exposure.weighted_unary(shares, chain.unary), s.exposure.weighted_edges(shares)
-            found = self.solved(unary, chain.name, edges)
+            found = self.solved(chain.unary, chain.name, shares)
         return found
 
     @property
@@ -197,29 +194,38 @@ class Explorer:
         return self.solved_seconds <= SOLVED_PART * (self.effort.count.seconds - self.began)
 
     def solved(
-        self, unary: tuple[Table, ...], source: str, edges: tuple[TableEdge, ...] | None = None
+        self, unary: tuple[Table, ...], source: str, shares: Shares | None = None
     ) -> PlanCandidate | None:
         """The cheapest plan of all, and what it took."""
         before = self.effort.count.seconds
-        found = self.space.solved(unary, source, Effort(self.effort.count), edges)
+        found = self.space.solved(unary, source, Effort(self.effort.count), shares)
         self.solved_seconds += self.effort.count.seconds - before
         return found
 
     def look_near(self) -> None:
-        """A plan near the best one: with moves dearer that kernels wait for, or with its shares shaken."""
+        """A plan near the best one: one that costs the same, or, with what kernels wait for in it, one whose
+        moves are dearer that they wait for, or with shares that are shaken."""
         best, s = self.pool.best or self.chains[0].at, self.space
-        shares = dict(s.exposure.shares(best.times))
+        usual = s.exposure.shares(best.times)
         if best is not self.near:
             self.near, least = best, EXPOSED * best.times.step_seconds
             self.waits = [g for g, x in s.exposure.waits(best.times).items() if x > least][:MOST_MOVES]
-        if self.waits:
-            shares[self.waits.pop(0)] *= DEARER
+        self.looks_near += 1
+        if self.looks_near % 2 == 0:
+            shares = self.shaken({g: (best.shares or {}).get(g, 1.0) for g in usual}, TIE)
+        elif self.waits:
+            group = self.waits.pop(0)
+            shares = {**usual, group: DEARER * usual[group]}
         else:
-            noise = np.exp(SHAKEN * self.random.standard_normal(len(shares)))
-            shares = {g: x * float(y) for (g, x), y in zip(shares.items(), noise, strict=True)}
+            shares = self.shaken(usual, SHAKEN)
         found = s.near(s.network.unary, shares, best, "near the best", self.effort)
         if found is not None:
             self.pool.add(found)
+
+    def shaken(self, shares: Shares, deviation: float) -> Shares:
+        """Shares that differ a little."""
+        noise = np.exp(deviation * self.random.standard_normal(len(shares)))
+        return {g: x * float(y) for (g, x), y in zip(shares.items(), noise, strict=True)}
 
 
 def shortest(space: Space, pool: Pool, base: PlanCandidate, effort: Effort) -> PlanCandidate:

@@ -20,7 +20,6 @@ from sbp.passes.plan.budget import Budget, Fitted, Load
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.descent import Descent
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.fold import TableEdge
 from sbp.passes.plan.model import Boundary
 from sbp.passes.plan.network import Table
 from sbp.passes.plan.priced import priced_starts
@@ -213,11 +212,11 @@ class LimitedSpace(Space):
         unary: tuple[Table, ...],
         source: str,
         effort: Effort,
-        edges: tuple[TableEdge, ...] | None = None,
+        shares: Shares | None = None,
     ) -> PlanCandidate | None:
         """The cheapest plan where bytes have their prices; it may not fit."""
         costs = self.prices.charged(unary, self.loads)
-        found = super().solved(costs, source, self.allowed(effort, SOLVED_SECONDS), edges)
+        found = super().solved(costs, source, self.allowed(effort, SOLVED_SECONDS), shares)
         if found is None or self.pool.fits(found):
             return found
         over = self.prices.excess_seconds(self.loads, found.states, self.counted_bytes)

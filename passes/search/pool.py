@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sbp.passes.physical.evaluate import Evaluator
-from sbp.passes.physical.exposure import Clock, StepTimes
+from sbp.passes.physical.exposure import Clock, Shares, StepTimes
 from sbp.passes.plan.effort import WorkCount
 from sbp.passes.plan.model import ChosenSignatures
 
@@ -25,6 +25,7 @@ class PlanCandidate:
       clock: that the program was made with.
       source: what it was found from.
       states: of the problem that it solves.
+      shares: what part of moves counted there; None for all of them.
       excess_seconds: what the bytes that it needs beyond a limit cost, at the prices of that limit.
     """
 
@@ -33,6 +34,7 @@ class PlanCandidate:
     clock: Clock
     source: str = ""
     states: tuple[int, ...] = ()
+    shares: Shares | None = None
     excess_seconds: float = 0.0
 
     @cached_property

@@ -9,7 +9,7 @@ import numpy as np
 from sbp.passes.physical.exposure import Clock, Exposure, Shares
 from sbp.passes.plan.descent import Descent
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.fold import TableEdge, fold_if_alike
+from sbp.passes.plan.fold import fold_if_alike
 from sbp.passes.plan.model import Model
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 from sbp.passes.plan.seeds import SeedTensors, SeedUse, restricted, tensors_of
@@ -67,20 +67,21 @@ class Space:
         unary: tuple[Table, ...],
         source: str,
         effort: Effort,
-        edges: tuple[TableEdge, ...] | None = None,
+        shares: Shares | None = None,
     ) -> PlanCandidate | None:
         """The cheapest plan; None if there is none, or it was looked at before.
 
         Arguments:
           unary: what states cost, infinite where they are not wanted.
-          edges: of the problem, if moves count in part.
+          shares: what part of moves counts; None for all of them.
         """
-        folded = fold_if_alike(CostNetwork(unary, self.network.edges if edges is None else edges))
+        network = CostNetwork(unary, self.network.edges)
+        folded = fold_if_alike(network if shares is None else self.exposure.weighted(shares, unary))
         try:
             found = solve(folded.network, effort=effort, proves=False)
         except Infeasible:
             return None
-        return self.look_once(folded.expand(found.states), source)
+        return self.look_once(folded.expand(found.states), source, shares)
 
     @cached_property
     def descent(self) -> Descent:
@@ -97,18 +98,20 @@ class Space:
           shares: what part of moves counts.
         """
         costs, parts = self.exposure.weighted_unary(shares, unary), self.exposure.parts(shares)
-        return self.look_once(self.descent.run(costs, parts, at.states, at.times.seconds, effort), source)
+        states = self.descent.run(costs, parts, at.states, at.times.seconds, effort)
+        return self.look_once(states, source, shares)
 
-    def look_once(self, states: tuple[int, ...], source: str) -> PlanCandidate | None:
+    def look_once(
+        self, states: tuple[int, ...], source: str, shares: Shares | None = None
+    ) -> PlanCandidate | None:
         """The plan of some states; None if there is none, or it was looked at before."""
         if states in self.seen or not math.isfinite(self.network.cost(states)):
             return None
-        return self.look(states, source)
+        return self.look(states, source, shares)
 
-    def look(self, states: tuple[int, ...], source: str) -> PlanCandidate:
+    def look(self, states: tuple[int, ...], source: str, shares: Shares | None = None) -> PlanCandidate:
         """The plan of some states."""
         self.seen.add(states)
         assignment = self.model.chosen(states, self.network.cost(states), self.bound)
-        return PlanCandidate(
-            assignment, self.clock.program(assignment, self.donated), self.clock, source, states
-        )
+        takes = self.clock.program(assignment, self.donated)
+        return PlanCandidate(assignment, takes, self.clock, source, states, shares)
