@@ -121,12 +121,9 @@ def find_rows(s: Logical) -> Logical:
 
 
 def honour_pins(s: Logical) -> Logical:
-    """Checks every annotation, and honours uneven signatures of arguments and results inside."""
-    r = s.request.on_wide_axes
-    s = replace(s, request=r)
-    raise_all(pins.check_annotations(s.graph, r.placement))
-    graph = pins.pin_inputs(s.graph, s.asked_inputs, r.placement)
-    return s.with_graph(pins.pin_outputs(graph, r.out_sbp, r.placement))
+    """Checks every annotation; nothing is asked for along axes of one device."""
+    raise_all(pins.check_annotations(s.graph, s.request.placement))
+    return replace(s, request=s.request.on_wide_axes)
 
 
 def merge_equals(s: Logical) -> Logical:
@@ -229,16 +226,17 @@ def write_plan(s: Placed) -> PlanData:
     r = s.request
     computed = (step for step, _ in s.physical.walk() if isinstance(step, Compute))
     raise_all(check_wire(s.graph, ((step.node, step.strategy.operands) for step in computed)))
+    takes = s.takes or Evaluator(s.physical, s.boxings.network, r.donated)
     remarks = (
         *r.notes,
-        *notes.uneven_notes(r.in_sbp, r.out_sbp, s.traced, r.placement),
+        *notes.uneven_notes(r.in_sbp, r.out_sbp, s.traced, takes),
+        *notes.whole_notes(r.in_sbp, s.physical.inputs, s.traced.in_paths),
         *everywhere_notes(s.physical, r.in_sbp, s.traced.in_paths, s.boxings.network),
         *notes.effect_notes(s.graph, r.placement),
         *notes.parts_notes(s.physical),
         *notes.again_notes(s.physical),
         *recomputed_notes(s.candidates, s.assignment, s.physical, s.boxings.network),
     )
-    takes = s.takes or Evaluator(s.physical, s.boxings.network, r.donated)
     plan = explain(r.name, takes, s.assignment.bound, (s.traced.in_paths, s.traced.out_paths), remarks)
     record = s.record
     if plan.gap < 0:

@@ -18,7 +18,7 @@ from sbp.errors import Problem, SignatureError
 from sbp.notation.named_axes import Levels, NamedSignature, named_signature
 from sbp.notation.suggestions import meant
 from sbp.placement import Placement, as_placement
-from sbp.signature import NdSbp, Signature, Split, format_sbp, is_signature, normalise
+from sbp.signature import AUTO_SPLIT, NdSbp, Signature, Split, format_sbp, is_signature, normalise
 
 Tangent: TypeAlias = jax.Array | core.Zero
 """The derivative of a tensor; where it is known to be zero, JAX does not make it."""
@@ -149,8 +149,14 @@ def _read(x: jax.Array, signature: Annotation, name: str) -> tuple[NdSbp, None] 
     if isinstance(signature, PartitionSpec | NamedSharding):
         return None, named_signature(signature, x.ndim)
     nd: Sequence[Signature] = (signature,) if isinstance(signature, Signature) else signature
-    if not isinstance(nd, list | tuple) or not nd or not all(map(is_signature, nd)):
+    is_open = isinstance(nd, list | tuple) and AUTO_SPLIT in nd
+    if is_open or not isinstance(nd, list | tuple) or not nd or not all(map(is_signature, nd)):
         why, fix = meant(signature) or ("an annotation is an N-D signature", "annotate(x, [S(0), B])")
+        if is_open:
+            why, fix = (
+                "S(AUTO) is of an argument or a result, in in_sbp or out_sbp",
+                "S(dim), or no annotation",
+            )
         raise SignatureError(
             Problem(
                 "signature",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from sbp.errors import Problem, SignatureError
 from sbp.text.notebook import signature_html
@@ -23,24 +23,44 @@ LEGAL_PARTIALS = ", ".join(["P", *(f'P("{op}")' for op in PARTIAL_OPS)])
 # half the time of those that dataclasses make.
 
 
-@dataclass(frozen=True, slots=True)
+class _Auto:
+    """What the compiler chooses: a signature, or the dim of a split; `sbp.AUTO` is its only instance."""
+
+    def __repr__(self) -> str:
+        return "AUTO"
+
+    def __reduce__(self) -> str:
+        return "AUTO"
+
+
+AUTO = _Auto()
+
+
+@dataclass(frozen=True, slots=True, init=False)
 class Split:
     """The tensor's dim `dim` is cut into equal chunks along the axis.
 
-    >>> Split(0)
-    S(0)
+    `S(AUTO)` is a split of an argument or a result along a dim that the planner chooses.
+
+    >>> Split(0), Split(AUTO)
+    (S(0), S(AUTO))
     """
 
     dim: int
 
-    def __post_init__(self) -> None:
+    def __new__(cls, dim: int | _Auto = 0) -> Any:
+        """A split, or the one of any dim."""
+        return AUTO_SPLIT if dim is AUTO else object.__new__(cls)
+
+    def __init__(self, dim: int | _Auto) -> None:
+        object.__setattr__(self, "dim", dim)
         if isinstance(self.dim, bool) or not isinstance(self.dim, int):
             raise SignatureError(
                 Problem(
                     kind="signature",
                     where="S(...)",
                     got=f"S({self.dim!r})",
-                    legal="an integer dim: S(0), S(1), S(-1), ...",
+                    legal="an integer dim: S(0), S(1), S(-1), ...; or S(AUTO)",
                     why="a split names the dim of the tensor that is cut",
                     fix="give the position of the dim",
                 )
@@ -54,6 +74,17 @@ class Split:
 
     def _repr_html_(self) -> str:
         return signature_html(repr(self), f"dim {self.dim} is cut into equal chunks along this axis")
+
+
+@dataclass(frozen=True, slots=True)
+class AutoSplit:
+    """Some dim is cut into equal chunks along the axis: one that divides, which the planner chooses."""
+
+    def __repr__(self) -> str:
+        return "S(AUTO)"
+
+
+AUTO_SPLIT = AutoSplit()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +156,7 @@ class Partial:
         return signature_html(repr(self), f"the {self.op} over the devices along this axis is the tensor")
 
 
-Signature: TypeAlias = Split | Broadcast | Partial
+Signature: TypeAlias = Split | AutoSplit | Broadcast | Partial
 NdSbp: TypeAlias = tuple[Signature, ...]
 
 S = Split
@@ -133,21 +164,14 @@ B = Broadcast()
 P = Partial("sum")
 
 
-class _Auto:
-    """The signature that the compiler chooses; `sbp.AUTO` is its only instance."""
-
-    def __repr__(self) -> str:
-        return "AUTO"
-
-
-AUTO = _Auto()
-
-_TOKEN = re.compile(r"\s*(?:S\(\s*(-?\d+)\s*\)|S(\d+)|(B)|P\(\s*\"?'?(\w+)'?\"?\s*\)|(P))\s*(?:,|$)")
+_TOKEN = re.compile(
+    r"\s*(?:S\(\s*(-?\d+)\s*\)|S(\d+)|S\((AUTO)\)|(B)|P\(\s*\"?'?(\w+)'?\"?\s*\)|(P))\s*(?:,|$)"
+)
 
 
 def is_signature(x: object) -> bool:
     """Whether `x` is one 1-D signature."""
-    return isinstance(x, Split | Broadcast | Partial)
+    return isinstance(x, Split | AutoSplit | Broadcast | Partial)
 
 
 def format_sbp(nd: Iterable[Signature]) -> str:
@@ -181,8 +205,9 @@ def parse_sbp(text: str) -> NdSbp:
                     fix='for example "[S(0), B]"',
                 )
             )
-        long, short, b, op, _ = m.groups()
-        out.append(Split(int(long or short)) if long or short else B if b else Partial(op or "sum"))
+        long, short, auto, b, op, _ = m.groups()
+        split = AUTO_SPLIT if auto else Split(int(long or short)) if long or short else None
+        out.append(split or (B if b else Partial(op or "sum")))
         at = m.end()
     return tuple(out)
 

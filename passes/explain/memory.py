@@ -14,8 +14,8 @@ from sbp.passes.boxing.links import Network
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.memory import Live, SmallestPeak
-from sbp.passes.plan.candidates import rest_signatures
 from sbp.passes.plan.model import Boundary
+from sbp.passes.plan.rest import allowed_at_rest
 from sbp.passes.program.graph import Const, Graph
 from sbp.passes.program.names import Names
 from sbp.placement import Placement
@@ -105,7 +105,7 @@ def at_rest(
 
     def least(name: str, v: int, nd: NdSbp | None) -> AtRest:
         value = graph.values[v]
-        lying = rest_signatures(value.shape, value.dtype, placement) if nd is None else (nd,)
+        lying = allowed_at_rest(nd, value.shape, value.dtype, placement)
         sizes = [math.prod(local_shape(value.shape, x, placement.shape)) for x in lying]
         size = min(sizes)
         return AtRest(name, lying[sizes.index(size)], size * core.itemsize(value.dtype), nd is not None)

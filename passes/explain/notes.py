@@ -1,45 +1,73 @@
 """Remarks on a plan: what the reader did not ask about and should know."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import jax.numpy as jnp
 
 from sbp.layout import at_rest
 from sbp.passes.explain.plan import CUT_OFF, PlanData
+from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.program import Box, Compute, Physical
-from sbp.passes.program.graph import Const, Graph
+from sbp.passes.plan.cost import local_bytes
+from sbp.passes.program.graph import Const, Graph, Operand
 from sbp.passes.program.trace import Traced
 from sbp.placement import Placement
-from sbp.signature import NdSbp, P, Split, format_sbp, splits_of
-from sbp.text.units import bytes_text
+from sbp.signature import AUTO_SPLIT, B, NdSbp, P, Split, format_sbp, splits_of
+from sbp.text.units import bytes_text, seconds_text
+
+MOST_NAMED = 4
+"""Arguments that a remark names."""
 
 
 def uneven_notes(
-    in_sbp: Sequence[NdSbp | None], out_sbp: Sequence[NdSbp | None], traced: Traced, placement: Placement
+    in_sbp: Sequence[NdSbp | None], out_sbp: Sequence[NdSbp | None], traced: Traced, takes: Evaluator
 ) -> list[str]:
-    """A remark for each pinned tensor that JAX cannot hold split, with the size that would avoid it."""
-    graph = traced.graph
+    """A remark for each pinned tensor that JAX cannot hold split: what that costs, what would avoid it."""
+    graph, placement = traced.graph, takes.physical.placement
     ins = zip(traced.in_paths, graph.inputs, in_sbp, strict=False)
     outs = zip(traced.out_paths, graph.outputs, out_sbp, strict=True)
+    sent, seconds = defaultdict[Operand, float](float), defaultdict[Operand, float](float)
+    for box, n in takes.physical.boxes():
+        sent[box.value] += n * takes.box_bytes(box)
+        seconds[box.value] += n * takes.box_seconds(box)
     notes = []
     for path, x, nd in (*ins, *outs):
-        shape = graph.operand(x).shape
-        rest = None if nd is None else at_rest(shape, nd, placement.shape)
-        if nd is None or rest is None or rest == nd:
+        value = graph.operand(x)
+        asked = tuple(B if s == AUTO_SPLIT else s for s in nd or placement.ndim * (B,))
+        rest = at_rest(value.shape, asked, placement.shape)
+        if rest == asked:
             continue
-        for dim in sorted({s.dim for s in nd if isinstance(s, Split)}):
-            group = math.prod(placement.shape[a] for a in splits_of(nd, dim))
-            if shape[dim] % group:
-                others = [str(Split(d)) for d in _even_dims(shape, nd, group, placement)]
+        more = local_bytes(value.shape, value.dtype, rest, placement.shape)
+        more -= local_bytes(value.shape, value.dtype, asked, placement.shape)
+        for dim in sorted({s.dim for s in asked if isinstance(s, Split)}):
+            group = math.prod(placement.shape[a] for a in splits_of(asked, dim))
+            if value.shape[dim] % group:
+                others = [str(Split(d)) for d in _even_dims(value.shape, asked, group, placement)]
                 notes.append(
-                    f"{path}: dim {dim} of size {shape[dim]} does not divide by {group}: "
-                    f"{format_sbp(nd)} inside, {format_sbp(rest)} at rest; "
-                    + (f"{' or '.join(others)} divides; " if others else "")
-                    + f"a size of {-(-shape[dim] // group) * group} would stay split"
+                    f"{path}: dim {dim} of size {value.shape[dim]} does not divide by {group}: "
+                    f"{format_sbp(asked)} is {format_sbp(rest)} at rest, {bytes_text(more)} more per device"
+                    + (f", and sends {bytes_text(sent[x])} in {seconds_text(seconds[x])}" if sent[x] else "")
+                    + (f"; {' or '.join(others)} divides" if others else "")
+                    + f"; a size of {-(-value.shape[dim] // group) * group} would stay split"
                 )
     return notes
+
+
+def whole_notes(in_sbp: Sequence[NdSbp | None], plan_in: Sequence[NdSbp], paths: Sequence[str]) -> list[str]:
+    """A remark on arguments that `S(AUTO)` leaves whole along some axis: no dim of theirs divides."""
+    left = [
+        path
+        for path, asked, nd in zip(paths, in_sbp, plan_in, strict=False)
+        if asked is not None and any(w == AUTO_SPLIT and s == B for w, s in zip(asked, nd, strict=True))
+    ]
+    more = f" and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
+    return (
+        [f"S(AUTO) leaves whole what has no dim that divides: {', '.join(left[:MOST_NAMED])}{more}"]
+        if left
+        else []
+    )
 
 
 def _even_dims(shape: Sequence[int], nd: NdSbp, group: int, placement: Placement) -> list[int]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sbp.passes.explain.plan import Collective, PlanData
+from sbp.passes.schedule.spans import Timeline
 from sbp.signature import NdSbp, format_sbp
 from sbp.text.units import bytes_text, seconds_text
 
@@ -16,6 +17,8 @@ from sbp.text.units import bytes_text, seconds_text
 MAX_ROWS = 24
 _KEY = re.compile(r"\[(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\]]*)\]|\.[^.\[]+|[^.\[]+")
 _WORDS = re.compile(r"\w+ ")
+LEAST_WAIT = 0.005
+"""Of the time in a loop: less is not said to be for the slowest placement."""
 MOST_PLACES = 4
 """Placements whose figures are listed one by one."""
 
@@ -169,7 +172,11 @@ def _stage_totals(plan: PlanData) -> list[tuple[str, str]]:
                 "time",
                 f"{_estimated(plan)}; {seconds_text(outside)} outside the loop",
             ),
-            ("bubble", f"{plan.timeline.bubble_fraction:.1%} of all placements' time in the loop, estimated"),
+            (
+                "bubble",
+                f"{plan.timeline.bubble_fraction:.1%} of all placements' time in the loop, estimated"
+                + bubble_cause(plan.timeline),
+            ),
             ("live", f"{_of_places(plan.live, '{:g}'.format)} micro-batches at the most"),
         ]
     return [
@@ -179,6 +186,24 @@ def _stage_totals(plan: PlanData) -> list[tuple[str, str]]:
         ("wire", f"{bytes_text(plan.wire_bytes)} sent per device per step at the most"),
         ("plan", verdict_text(plan)),
     ]
+
+
+def bubble_cause(timeline: Timeline) -> str:
+    """How much of the time that placements wait in a loop is for the slowest of them; "" if hardly any.
+
+    >>> from sbp.passes.schedule.actions import Action, Kind
+    >>> from sbp.passes.schedule.spans import Span
+    >>> first, second = Action(Kind.F, 0, 0), Action(Kind.F, 1, 0)
+    >>> spans = ((Span(0, first, 0.0, 4.0),), (Span(1, second, 4.0, 6.0),))
+    >>> bubble_cause(Timeline("two", spans))
+    ': 16.7% for placement 0, the slowest, the rest as the loop fills and empties'
+    """
+    busy = [float(seconds) for seconds in timeline.busy]
+    slowest = max(range(len(busy)), key=busy.__getitem__)
+    waits = (busy[slowest] - sum(busy) / len(busy)) / float(timeline.makespan)
+    if waits < LEAST_WAIT:
+        return ""
+    return f": {waits:.1%} for placement {slowest}, the slowest, the rest as the loop fills and empties"
 
 
 def _estimated(plan: PlanData) -> str:

@@ -15,7 +15,7 @@ from sbp.annotation import Pin
 from sbp.compat import core
 from sbp.compat.exact_keys import key_of
 from sbp.compat.untyped import DType
-from sbp.layout import every_signature, is_even, split_shape
+from sbp.layout import every_signature, split_shape
 from sbp.notation.named_axes import Levels
 from sbp.passes.plan.traffic import Lifetime, OpTraffic
 from sbp.passes.program.control import Port, ports
@@ -365,12 +365,3 @@ def _combine(taken: Sequence[_OneAxis]) -> Strategy:
 def _mixed(taken: Sequence[_OneAxis]) -> bool:
     """Whether some tensor waits for two different reductions at once: useless, and they do not commute."""
     return any(len({*ops} - {""}) > 1 for ops in zip(*(one.partials for one in taken), strict=True))
-
-
-def rest_signatures(shape: Sequence[int], dtype: DType, placement: Placement) -> tuple[NdSbp, ...]:
-    """Signatures that a `jax.Array` of this shape can have on the placement: no P, no padding."""
-    one_d: list[Signature] = [B]
-    if not core.is_key(dtype):
-        one_d += [Split(d) for d, n in enumerate(shape) if n > 1]
-    every = every_signature(one_d, placement.shape)
-    return tuple(nd for nd in every if is_even(shape, nd, placement.shape))

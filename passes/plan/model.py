@@ -16,15 +16,16 @@ import numpy as np
 
 from sbp.compat.untyped import DType
 from sbp.passes.boxing.paths import Boxing, Boxings
-from sbp.passes.plan.candidates import Candidates, Strategy, rest_signatures
+from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.clusters import Cluster, Recomputed
 from sbp.passes.plan.cost import Shards, local_bytes, seconds_of
 from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable, written_down
 from sbp.passes.plan.network import CostNetwork, Table
+from sbp.passes.plan.rest import allowed_at_rest
 from sbp.passes.program.control import assumed_trips, ports
 from sbp.passes.program.graph import Const, Graph, Node, Operand, Value
-from sbp.signature import B, NdSbp, Partial, Split
+from sbp.signature import AUTO_SPLIT, B, NdSbp, Partial, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +144,11 @@ class Model:
     ) -> tuple[NdSbp, ...]:
         """The states of an argument or result."""
         whole = {Split(d) for d in cost.whole} if cost is not None else frozenset[Split]()
-        key = "rest", wanted, *(() if wanted is not None else (value.shape, value.dtype, frozenset(whole)))
+        is_open = wanted is None or AUTO_SPLIT in wanted
+        key = "rest", wanted, *((value.shape, value.dtype, frozenset(whole)) if is_open else ())
         if key not in self.columns:
-            free = () if wanted is not None else rest_signatures(value.shape, value.dtype, self.c.placement)
-            self.columns[key] = tuple(nd for nd in free if whole.isdisjoint(nd)) or (wanted,)
+            free = allowed_at_rest(wanted, value.shape, value.dtype, self.c.placement)
+            self.columns[key] = tuple(nd for nd in free if whole.isdisjoint(nd)) or free
         return self.columns[key]
 
     def build(self) -> CostNetwork:

@@ -1,63 +1,25 @@
 """Annotations: what the user fixed, checked and brought into the graph."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from sbp.annotation import OWN, Pin, annotate_p
+from sbp.annotation import OWN
 from sbp.compat import core
 from sbp.errors import Problem
 from sbp.layout import at_rest
 from sbp.notation.resolve import check_fit
 from sbp.passes.boxing.paths import Boxings
-from sbp.passes.plan.candidates import Candidates, pin_of, rest_signatures
+from sbp.passes.plan.candidates import Candidates, pin_of
 from sbp.passes.plan.cost import node_seconds
 from sbp.passes.plan.model import Boundary, boxing_of
-from sbp.passes.program.graph import Const, Graph, Node, Operand, Source, Value, make_node, numbered
+from sbp.passes.plan.rest import allowed_at_rest, rest_signatures
+from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.placement import Placement
-from sbp.signature import B, NdSbp, Partial, Split, format_sbp
+from sbp.signature import AUTO_SPLIT, B, NdSbp, Partial, Split, format_sbp
 from sbp.text.units import bytes_text, seconds_text
 
 SHOWN = 8  # alternatives in a message
-
-
-def pin_inputs(graph: Graph, pinned: Sequence[NdSbp | None], placement: Placement) -> Graph:
-    """Honours an uneven signature of an argument inside: it arrives as far split as JAX can hold it."""
-    values, nodes, swap = list(graph.values), [], dict[int, int]()
-    for v, nd in zip(graph.inputs, pinned, strict=True):
-        if nd is None or at_rest(values[v].shape, nd, placement.shape) == nd:
-            continue
-        values.append(replace(values[v], id=len(values)))
-        swap[v] = len(values) - 1
-        source = Source(scope=f"argument {values[v].name}")
-        nodes.append(make_node(0, annotate_p, (v,), (swap[v],), {"pin": Pin(nd, None, None)}, source))
-    for n in graph.nodes:
-        inputs = _swapped(n.inputs, swap) if swap else n.inputs
-        nodes.append(n if inputs == n.inputs else replace(n, inputs=inputs))
-    return replace(
-        graph,
-        values=tuple(values),
-        nodes=numbered(nodes),
-        outputs=_swapped(graph.outputs, swap),
-    )
-
-
-def pin_outputs(graph: Graph, pinned: Sequence[NdSbp | None], placement: Placement) -> Graph:
-    """Honours an uneven signature of a result inside; it leaves gathered as far as JAX needs."""
-    values, nodes, outputs = list(graph.values), list(graph.nodes), list(graph.outputs)
-    for i, (x, nd) in enumerate(zip(graph.outputs, pinned, strict=True)):
-        if nd is None or isinstance(x, Const) or at_rest(values[x].shape, nd, placement.shape) == nd:
-            continue
-        values.append(Value(len(values), values[x].shape, values[x].dtype, values[x].name))
-        source = Source(scope=f"output {i}")
-        pin = {"pin": Pin(nd, None, None)}
-        nodes.append(make_node(len(nodes), annotate_p, (x,), (len(values) - 1,), pin, source))
-        outputs[i] = len(values) - 1
-    return replace(graph, values=tuple(values), nodes=numbered(nodes), outputs=tuple(outputs))
-
-
-def _swapped(operands: Iterable[Operand], swap: dict[int, int]) -> tuple[Operand, ...]:
-    return tuple(x if isinstance(x, Const) else swap.get(x, x) for x in operands)
 
 
 def boundary(
@@ -70,8 +32,13 @@ def boundary(
     """The signatures at rest: what a `jax.Array` can hold of what the user fixed."""
 
     def rest(x: Operand, nd: NdSbp | None) -> NdSbp | None:
-        shape = graph.operand(x).shape
-        return None if nd is None else _without_empty(shape, at_rest(shape, nd, placement.shape))
+        value = graph.operand(x)
+        if nd is None:
+            return None
+        held = _without_empty(value.shape, at_rest(value.shape, nd, placement.shape))
+        asked = tuple(w if w == AUTO_SPLIT else s for w, s in zip(nd, held, strict=True))
+        legal = allowed_at_rest(asked, value.shape, value.dtype, placement)
+        return asked if len(legal) > 1 else legal[0]
 
     return Boundary(tuple(map(rest, graph.inputs, ins)), tuple(map(rest, graph.outputs, outs)), tuple(ties))
 

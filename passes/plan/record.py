@@ -10,9 +10,10 @@ from typing import Any, TypeAlias
 
 import jax
 
-from sbp.passes.plan.candidates import Candidates, Strategy, rest_signatures
+from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.clusters import Cluster, Recomputed, op_count
 from sbp.passes.plan.model import Boundary, ChosenSignatures
+from sbp.passes.plan.rest import allowed_at_rest
 from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.placement import Placement
 from sbp.signature import B, NdSbp, format_sbp, parse_sbp
@@ -262,13 +263,12 @@ def _check_ends(
     if len(ends) != len(nds):
         raise NotTaken("the program", f"{len(nds)} {what}s", f"{len(ends)}")
     known: dict[Any, tuple[NdSbp, ...]] = {}
-    for i, (x, nd, pinned) in enumerate(zip(ends, nds, wanted, strict=True)):
+    for i, (x, nd, asked) in enumerate(zip(ends, nds, wanted, strict=True)):
         value = graph.operand(x)
-        key = value.shape, str(value.dtype)
+        key = asked, value.shape, str(value.dtype)
         if key not in known:
-            known[key] = rest_signatures(value.shape, value.dtype, placement)
-        everywhere = (B,) * placement.ndim
-        legal = (everywhere,) if isinstance(x, Const) else known[key] if pinned is None else (pinned,)
+            known[key] = allowed_at_rest(asked, value.shape, value.dtype, placement)
+        legal = ((B,) * placement.ndim,) if isinstance(x, Const) else known[key]
         if nd not in legal:
             one = format_sbp(legal[0])
             said = one if len(legal) == 1 else f"one of {len(legal)} signatures, such as {one}"

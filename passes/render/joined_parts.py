@@ -8,6 +8,7 @@ from typing import Any
 
 from sbp.passes.explain.measurement import MeasuredStep
 from sbp.passes.explain.plan import Collective, PlanData, StageFigures, together
+from sbp.passes.explain.words import bubble_cause
 from sbp.passes.render.measurement_data import places_data, sent_apart
 from sbp.passes.render.page_data import columns, figures, part_data, row_columns
 from sbp.passes.render.stage_memory import memories
@@ -42,7 +43,7 @@ def joined_data(
         "name": plan.name,
         "placement": f"{len(plan.stages)} placements of {plan.placement}{schedule}",
         "hardware": plan.hardware.name,
-        "figures": figures(plan) | {"bubble": _bubble(plan)},
+        "figures": figures(plan) | _bubble(plan),
         "notes": list(plan.notes),
         "timelines": [timeline_data(t, plan.figures, places_of(joined), rows) for t in shown],
         "stages": stage_columns(plan),
@@ -51,8 +52,11 @@ def joined_data(
     }
 
 
-def _bubble(plan: PlanData) -> float | None:
-    return None if plan.timeline is None else plan.timeline.bubble_fraction
+def _bubble(plan: PlanData) -> dict[str, float | str | None]:
+    timeline = plan.timeline
+    if timeline is None:
+        return {"bubble": None}
+    return {"bubble": timeline.bubble_fraction, "bubble_cause": bubble_cause(timeline)}
 
 
 def stage_columns(plan: PlanData) -> Columns:

@@ -41,7 +41,8 @@ def compile(
       placement: the devices: an `sbp.placement`, or a `jax.sharding.Mesh`.
       in_sbp: a pytree prefix of signatures for the arguments that are not static, in the order of the
         function's parameters, also for arguments that are given by keyword. Or a dict of prefixes by the
-        names of parameters, which is needed for keyword-only parameters. The planner chooses what is AUTO.
+        names of parameters, which is needed for keyword-only parameters. The planner chooses what is AUTO,
+        and the dim of `S(AUTO)`.
       out_sbp: the same for the results; returned state keeps the signatures of its argument.
       donate_argnums, donate_argnames: arguments whose memory the results may reuse; after the call they are
         deleted. Names follow from positions and positions from names, as in `jax.jit`.

@@ -3,12 +3,18 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from sbp.hardware.catalogue import Hardware
 from sbp.passes.face import Plan
 from sbp.placement import Placement
 from sbp.text.units import bytes_text, seconds_text
 
+SOLVED_GAP = 0.1
+"""A plan that may be longer than the best one by more than this part ranks behind those that are solved."""
+SHOWN_GAP = 5e-4
+UNSOLVED, TOO_LARGE = "not searched to the end", "too large for the devices"
+"""The titles of these, and of those that do not fit."""
 HEADINGS = ("hierarchy", "stages", "micro-batches", "kept", "time", "memory", "sent", "gap", "what it does")
 RIGHT = (False, True, True, True, True, True, True, True, False)
 
@@ -55,18 +61,34 @@ class Ranked:
         return self.plan is not None and not self.trouble
 
     @property
+    def is_solved(self) -> bool:
+        """Whether its plan was searched to the end, and is known to be near the best of its hierarchy."""
+        return self.plan is not None and not self.plan.cut_short and self.gap <= SOLVED_GAP
+
+    @property
+    def gap(self) -> float:
+        """By which part the best plan of the hierarchy may be faster; of stages the most of any."""
+        return 0.0 if self.plan is None else max(p.cheapest_gap for p in self.plan.parts)
+
+    @property
+    def title(self) -> str:
+        """Under which it stands in a table; "" for the first rows."""
+        return TOO_LARGE if not self.usable else "" if self.is_solved else UNSOLVED
+
+    @property
     def shape(self) -> str:
         """The hierarchy, such as "128x8"."""
         return "x".join(map(str, self.placement.shape))
 
     @property
     def order(self) -> tuple[bool, bool, float, int, float]:
-        """By which rows are sorted: what fits by time (fewer axes first), then what does not by memory."""
-        missing = self.plan is None
+        """By which rows are sorted: what fits by time (fewer axes first), what is solved before what is not;
+        then what does not fit by memory."""
+        behind = not self.is_solved if self.usable else self.plan is None
         # Estimates that a reader sees as equal are.
         seconds = float(f"{self.seconds:.3g}")
         memory = math.inf if self.plan is None else self.plan.memory_bytes
-        return (not self.usable, missing, seconds if self.usable else memory, self.placement.ndim, memory)
+        return (not self.usable, behind, seconds if self.usable else memory, self.placement.ndim, memory)
 
 
 @dataclass(frozen=True)
@@ -91,7 +113,7 @@ class Ranking:
     @property
     def best(self) -> Ranked | None:
         """The row with the least estimated time among those that fit; None if none does."""
-        return next((row for row in self.rows if row.usable), None)
+        return min((row for row in self.rows if row.usable), key=lambda row: row.seconds, default=None)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -114,12 +136,17 @@ class Ranking:
         # Columns in which nothing is said are left out.
         kept = [i for i in range(len(HEADINGS)) if any(row[i] for row in cells[1:])]
         width = [max(len(row[i]) for row in cells) for i in range(len(HEADINGS))]
-        yield from [""] if shown else ()
-        for row in cells if shown else ():
-            line = "  ".join(row[i].rjust(width[i]) if RIGHT[i] else row[i].ljust(width[i]) for i in kept)
-            yield f"  {line}".rstrip()
+
+        def line(row: Sequence[str]) -> str:
+            cells = (row[i].rjust(width[i]) if RIGHT[i] else row[i].ljust(width[i]) for i in kept)
+            return f"  {'  '.join(cells)}".rstrip()
+
+        yield from ("", line(HEADINGS)) if shown else ()
+        for title, some in groupby(shown, lambda row: row.title):
+            yield from ("", title) if title else ()
+            yield from (line(_cells(row)) for row in some)
         yield from self._refused()
-        if any(row.plan.cheapest_gap for row in shown if row.plan is not None):
+        if any(row.gap >= SHOWN_GAP for row in shown):
             yield from (
                 "",
                 "gap: the best plan of the hierarchy may be faster by so much; more effort may find it",
@@ -148,6 +175,6 @@ def _cells(row: Ranked) -> Sequence[str]:
         seconds_text(row.seconds),
         bytes_text(row.plan.memory_bytes),
         bytes_text(row.plan.wire_bytes),
-        f"{row.plan.cheapest_gap:.1%}" if row.plan.cheapest_gap else "",
-        f"{row.trouble.upper()}; {row.words}" if row.trouble else row.words,
+        f"{row.gap:.1%}" if row.gap >= SHOWN_GAP else "",
+        row.words,
     )

@@ -15,6 +15,7 @@ from sbp.notation.suggestions import meant
 from sbp.placement import Placement
 from sbp.signature import (
     AUTO,
+    AutoSplit,
     B,
     NdSbp,
     Partial,
@@ -29,12 +30,10 @@ from sbp.signature import (
 Child: TypeAlias = tuple[Any, PyTree]
 """The key of a child of a container, of one of JAX's classes of keys, and the child."""
 
-MOST_ENTRIES = 4
-"""Entries of a container that a message outlines."""
 MOST_DIMS = 64
 """More than any tensor has."""
-MOST_SCALARS = 4
-"""Scalars that a remark names."""
+MOST_NAMED = 4
+"""Entries of a container that a message outlines, and scalars that a remark names."""
 
 
 def is_leaf(x: Prefix) -> bool:
@@ -98,8 +97,8 @@ def scalar_notes(prefix: Prefix, tree: PyTree, paths: Sequence[str], name: str) 
         if part.for_subtree and getattr(leaf, "shape", None) == () and _splits(part.signature):
             left.setdefault(_text(part.signature), []).append(path)
     return [
-        f"{name}: {signature} leaves scalars B: {', '.join(found[:MOST_SCALARS])}"
-        + (f" and {len(found) - MOST_SCALARS} more" if len(found) > MOST_SCALARS else "")
+        f"{name}: {signature} leaves scalars B: {', '.join(found[:MOST_NAMED])}"
+        + (f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "")
         for signature, found in left.items()
     ]
 
@@ -108,7 +107,7 @@ def _splits(s: Prefix) -> bool:
     """Whether a leaf of a signature tree splits anything."""
     if isinstance(s, PartitionSpec | NamedSharding):
         return any((s.spec if isinstance(s, NamedSharding) else s).partitions)
-    return any(isinstance(e, Split) for e in (s if isinstance(s, list | tuple) else (s,)))
+    return any(isinstance(e, Split | AutoSplit) for e in (s if isinstance(s, list | tuple) else (s,)))
 
 
 def _text(s: Prefix) -> str:
@@ -210,7 +209,7 @@ def _outline(tree: PyTree) -> str:
     if type(tree) not in (dict, list, tuple) or not tree:
         return ""
     entries = [f"{k!r}: ..." for k in tree] if isinstance(tree, dict) else ["..."] * len(tree)
-    shown = ", ".join(entries if len(entries) <= MOST_ENTRIES else [*entries[:MOST_ENTRIES], "and so on"])
+    shown = ", ".join(entries if len(entries) <= MOST_NAMED else [*entries[:MOST_NAMED], "and so on"])
     last = "," if len(tree) == 1 else ""
     outlines: dict[type, str] = {dict: f"{{{shown}}}", list: f"[{shown}]", tuple: f"({shown}{last})"}
     return f"{outlines[type(tree)]} with "

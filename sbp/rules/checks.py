@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from sbp.communication.protocol import reason_problem, unknown_places
 from sbp.errors import Problem, raise_all
 from sbp.rules.entry import Op, Row, Shape
-from sbp.signature import PARTIAL_OPS, Broadcast, Partial, Split, is_signature
+from sbp.signature import AUTO_SPLIT, PARTIAL_OPS, Broadcast, Partial, Split, is_signature
 
 ROW = "sbp.rules.Row(operands, results), with a tuple of signatures each"
 TEXT = 'such as "b k, k n -> b n"'
@@ -56,7 +56,7 @@ def _row_problems(op: Op, row: object) -> Iterator[Problem]:
             yield _row_problem(op, row, "a tuple of signatures", why, f"{side}=({text},)")
             continue
         for s in given:
-            if not is_signature(s):
+            if not is_signature(s) or s == AUTO_SPLIT:
                 why = f"{_text(s)} among the {side} is no signature of one axis"
                 yield _row_problem(op, row, "S(dim), B, P, P('max') or P('min')", why, "such as (S(0), B)")
         if len(given) != len(shapes):

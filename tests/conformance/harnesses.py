@@ -26,6 +26,7 @@ from sbp.hardware.catalogue import Hardware, Link
 from sbp.passes.face import Plan
 from sbp.passes.physical.program import Compute, Physical
 from sbp.signature import B, NdSbp, Signature, Split, format_sbp
+from tests.annotated import annotated
 from tests.conformance.compare import mismatch
 
 HIERARCHIES = ((8,), (2, 4), (2, 2, 2))
@@ -201,13 +202,11 @@ class Planned:
 def plan(case: Case, args: Sequence[Any], attempt: int) -> Planned:
     """The program and the plan of one draw."""
     drawn = draw(case, args, attempt)
-    leaves = [list(nd) for nd in drawn.in_sbp]
-    program = sbp.compile(
-        case.harness.dyn_fun,
-        sbp.placement("cpu", shape=drawn.hierarchy),
-        in_sbp=jax.tree.unflatten(jax.tree.structure(tuple(args)), leaves),
-        options=sbp.Options(hardware=drawn.hardware, check=True),
-    )
+    leaves, on = [list(nd) for nd in drawn.in_sbp], sbp.placement("cpu", shape=drawn.hierarchy)
+    in_sbp = jax.tree.unflatten(jax.tree.structure(tuple(args)), leaves)
+    kept = annotated(case.harness.dyn_fun, on, in_sbp)
+    options = sbp.Options(hardware=drawn.hardware, check=True)
+    program = sbp.compile(kept, on, in_sbp=in_sbp, options=options)
     try:
         return Planned(attempt, drawn, program, program.plan(*args))
     except Exception as e:

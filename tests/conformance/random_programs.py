@@ -29,6 +29,7 @@ from sbp.passes.explain.collectives import Inside, communicating
 from sbp.passes.physical.program import Compute, Physical
 from sbp.passes.program.views import communication_of, op_of
 from sbp.runtime.hlo.meter import read_compiled, read_hlo
+from tests.annotated import annotated
 from tests.conformance.random_code import NOISE, Input, Program, draw_program, function, tensor, without_dead
 from tests.rules.special import unlike
 
@@ -102,7 +103,9 @@ def execute(
     """
     hardware = SPLITTING if splitting else None
     options = sbp.Options(check=True, hardware=hardware, strict_nonfinite=strict)
-    program = sbp.compile(fn, sbp.placement("cpu", grid), in_sbp=in_sbp, out_sbp=out_sbp, options=options)
+    on = sbp.placement("cpu", grid)
+    kept = annotated(fn, on, in_sbp)
+    program = sbp.compile(kept, on, in_sbp=in_sbp, out_sbp=out_sbp, options=options)
     plan = program.plan(*args)
     lowered = program.lower(*args)
     compiled = lowered.compile(compiler_options=FAST)

@@ -15,7 +15,7 @@ from sbp.errors import (
     SignatureError,
     raise_all,
 )
-from sbp.signature import B, P, Partial, S, parse_sbp
+from sbp.signature import AUTO, B, P, Partial, S, parse_sbp
 from tests.errors.messages import Messages, check_message, kinds
 
 X = jnp.ones((3, 4))
@@ -34,7 +34,7 @@ MESSAGES: Messages = {
         SignatureError,
         "S(...)",
         "S('batch')",
-        "an integer dim: S(0), S(1), S(-1), ...",
+        "an integer dim: S(0), S(1), S(-1), ...; or S(AUTO)",
         "a split names the dim of the tensor that is cut",
         "give the position of the dim",
     ),
@@ -43,7 +43,7 @@ MESSAGES: Messages = {
         SignatureError,
         "S(...)",
         "S(True)",
-        "an integer dim: S(0), S(1), S(-1), ...",
+        "an integer dim: S(0), S(1), S(-1), ...; or S(AUTO)",
         "a split names the dim of the tensor that is cut",
         "give the position of the dim",
     ),
@@ -123,6 +123,15 @@ MESSAGES: Messages = {
         ANNOTATION,
         "None and AUTO are for a whole tensor, not for one axis of the placement",
         "[S(0), B]",
+    ),
+    "an annotation that leaves the dim open": (
+        lambda: annotate(X, [B, S(AUTO)]),
+        SignatureError,
+        MATRIX.format("signature"),
+        "[B, S(AUTO)]",
+        ANNOTATION,
+        "S(AUTO) is of an argument or a result, in in_sbp or out_sbp",
+        "S(dim), or no annotation",
     ),
     "a split of a dim that is not there": (
         lambda: annotate(X, [S(0), S(2)]),

@@ -113,7 +113,7 @@ def test_a_function_with_a_gradient_of_its_own() -> None:
 
     centred.defvjp(lambda x: (centred(x), None), lambda _, t: (centred(t),))
     sbp.register_rule(centred, "b _ -> b _")
-    program = sbp.compile(lambda x: 2 * centred(x), LINE, in_sbp=([S(0)],))
+    program = sbp.compile(lambda x: 2 * centred(sbp.annotate(x, S(0))), LINE, in_sbp=([S(0)],))
     np.testing.assert_allclose(program(X), 2 * centred(X), rtol=1e-6)
     (op,) = [s for s in compute_steps(program.plan(X)) if "centred" in s.node.op]
     assert op.strategy.operands == ((S(0),),)

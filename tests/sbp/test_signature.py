@@ -1,5 +1,8 @@
 """Signatures: printing and reading them, negative dims, and the small questions asked of them."""
 
+import copy
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +25,9 @@ from sbp.signature import (
     splits_of,
 )
 
-ONE = st.one_of(st.integers(-12, 12).map(Split), st.just(B), st.sampled_from(PARTIAL_OPS).map(Partial))
+ONE = st.one_of(
+    st.integers(-12, 12).map(Split), st.sampled_from([B, S(AUTO)]), st.sampled_from(PARTIAL_OPS).map(Partial)
+)
 MANY = st.lists(ONE, min_size=1, max_size=5).map(tuple)
 
 
@@ -47,6 +52,12 @@ def test_quotes_and_spaces_do_not_matter(text: str) -> None:
 def test_printed_forms() -> None:
     assert format_sbp((S(0), B, P, P("max"), P("min"), S(-1))) == "[S(0), B, P, P(max), P(min), S(-1)]"
     assert repr(AUTO) == "AUTO"
+
+
+def test_a_split_of_any_dim_is_one_object() -> None:
+    assert S(AUTO) is S(AUTO) != S(0) and is_signature(S(AUTO)) and not isinstance(S(AUTO), Split)
+    for made in (pickle.loads(pickle.dumps((S(AUTO), S(3), AUTO))), copy.deepcopy((S(AUTO), S(3), AUTO))):
+        assert made == (S(AUTO), S(3), AUTO) and made[2] is AUTO
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ function claim(model, select) {
     f.misfit ? h("p", { class: "alarm", role: "alert" }, f.misfit) : null,
     h("dl", { class: "figures" },
       figure("step", secondsText(f.step_seconds), "estimated, collectives beside kernels"),
-      f.bubble === null || f.bubble === undefined ? null : figure("bubble", percentText(f.bubble), "of all placements' time in the loop"),
+      f.bubble === null || f.bubble === undefined ? null : figure("bubble", percentText(f.bubble), "of all placements' time in the loop" + f.bubble_cause),
       figure("communication", `${secondsText(f.exposed_seconds)} exposed`,
         `of ${secondsText(f.sent_seconds)}; the rest is hidden behind kernels`),
       figure("sent", `${bytesText(f.wire_bytes)}`, `per device and step: ${sent}`),

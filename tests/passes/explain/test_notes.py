@@ -45,8 +45,8 @@ def test_an_uneven_split_names_the_dims_that_divide(
     assert divides in note if divides else "divides;" not in note
 
 
-def test_the_dim_that_the_note_names_is_the_cheaper_one() -> None:
-    """Weights stacked by layer, everything split: six layers on eight devices."""
+def test_what_cannot_be_held_split_is_not_gathered_in_each_step() -> None:
+    """Weights stacked by layer, six layers on eight devices: split by them the plan is that of whole ones."""
     weights, x = floats(6, 256, 256), floats(512, 256)
 
     def grad(weights: Any, x: Any) -> Any:
@@ -56,9 +56,11 @@ def test_the_dim_that_the_note_names_is_the_cheaper_one() -> None:
         plan: sbp.Plan = sbp.compile(grad, LINE, in_sbp=(nd, [S(0)]), out_sbp=nd).plan(weights, x)
         return plan
 
-    uneven, even = planned([S(0)]), planned([S(1)])
-    assert any("S(1) or S(2) divides" in note for note in uneven.notes)
-    assert not even.notes and even.wire_bytes < 0.6 * uneven.wire_bytes
+    uneven, whole, even = planned([S(0)]), planned([B]), planned([S(1)])
+    (note,) = uneven.notes[:1]
+    assert "[S(0)] is [B] at rest, 1.31 MB more per device" in note and "S(1) or S(2) divides" in note
+    assert uneven.wire_bytes == whole.wire_bytes and uneven.seconds == whole.seconds
+    assert not even.notes and even.memory_bytes < whole.memory_bytes
 
 
 def step(weights: Any, x: Any, insist: bool = False) -> Any:

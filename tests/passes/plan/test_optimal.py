@@ -19,10 +19,11 @@ from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.merged import merge_ops
 from sbp.passes.plan.bounds import relaxed_bound
-from sbp.passes.plan.candidates import Candidates, enumerate_candidates, rest_signatures
+from sbp.passes.plan.candidates import Candidates, enumerate_candidates
 from sbp.passes.plan.model import Boundary, Model
 from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.pins import boundary
+from sbp.passes.plan.rest import rest_signatures
 from sbp.passes.plan.trees import least_seconds
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.trace import trace

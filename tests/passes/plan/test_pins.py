@@ -13,7 +13,7 @@ from sbp import AUTO, B, P, S, annotate
 from sbp.errors import AnnotationError, PlacementError, SbpError, SignatureError
 from sbp.passes.face import Plan
 from sbp.passes.physical.program import Compute
-from sbp.signature import NdSbp
+from sbp.signature import NdSbp, format_sbp
 
 GRID = sbp.placement("cpu", shape=(2, 4))
 LINE = sbp.placement("cpu", shape=(8,))
@@ -79,26 +79,33 @@ UNEVEN = {
     "vocabulary": ((257, 4), LINE, [S(0)], (B,), "dim 0 of size 257 does not divide by 8: ", 264),
     "fewer rows than devices": ((3, 4), LINE, [S(0)], (B,), "dim 0 of size 3 does not divide by 8: ", 8),
     "one row": ((1, 4), LINE, [S(0)], (B,), "dim 0 of size 1 does not divide by 8: ", 8),
-    "nested": ((10, 4), GRID, [S(0), S(0)], (S(0), B), "[S(0), S(0)] inside, [S(0), B] at rest; ", 16),
+    "nested": ((10, 4), GRID, [S(0), S(0)], (S(0), B), "[S(0), S(0)] is [S(0), B] at rest, ", 16),
     "two dims": ((7, 8), GRID, [S(0), S(1)], (B, S(1)), "dim 0 of size 7 does not divide by 2: ", 8),
 }
 
 
 @pytest.mark.parametrize("name", UNEVEN)
 @pytest.mark.parametrize("side", ["in_sbp", "out_sbp"])
-def test_uneven_pins_are_honoured_inside_and_noted(name: str, side: str) -> None:
+def test_uneven_signatures_are_whole_at_rest_and_noted(name: str, side: str) -> None:
     shape, on, given, rest, text, padded = UNEVEN[name]
     signatures = {side: (given,)} if side == "in_sbp" else {side: given}
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     program = sbp.compile(lambda x: jnp.sin(x) * 2, on, **signatures, options=sbp.Options(check=True))
     found = program.plan(x)
-    assert tuple(given) in pinned(found)
     assert (found.in_sbp if side == "in_sbp" else found.out_sbp) == (rest,)
     (note,) = found.notes
     assert note.startswith("x:" if side == "in_sbp" else "result:")
     assert text in note
+    assert f"{format_sbp(given)} is {format_sbp(rest)} at rest, " in note
     assert note.endswith(f"; a size of {padded} would stay split")
     np.testing.assert_allclose(program(x), np.sin(x) * 2, rtol=1e-6)
+
+
+def test_an_annotation_splits_an_uneven_argument_inside() -> None:
+    x = np.random.default_rng(0).normal(size=(257, 4)).astype(np.float32)
+    program = sbp.compile(lambda x: annotate(jnp.sin(annotate(x, S(0))), S(0)), LINE, out_sbp=B)
+    assert [c.kind for c in program.plan(x).collectives] == ["all_gather"]
+    np.testing.assert_allclose(program(x), np.sin(x), rtol=1e-6)
 
 
 def test_dims_with_nothing_to_split_are_whole_at_rest() -> None:

@@ -14,6 +14,7 @@ import sbp
 from sbp.hardware.catalogue import Hardware, Link
 from sbp.runtime.hlo.meter import read_compiled
 from sbp.signature import AUTO, B, S
+from tests.annotated import annotated
 
 # Arithmetic so slow and latency so low that the planner splits everything it can, inside loops too.
 SPLITTING = Hardware("splitting", ((8, 1e4),), 1e4, 1e12, 1e12, (Link(1 << 60, 1e6, 1e-9),), 1.0)
@@ -126,7 +127,8 @@ SIGNATURES = {
 def test_equals_one_device(name: str, how: str) -> None:
     """Every program under every signature; 12 rows over 8 devices and 16 columns over 3 are uneven."""
     shape, in_sbp = SIGNATURES[how]
-    program = sbp.compile(PROGRAMS[name], sbp.placement("cpu", shape=shape), in_sbp=in_sbp, options=OPTIONS)
+    on = sbp.placement("cpu", shape=shape)
+    program = sbp.compile(annotated(PROGRAMS[name], on, in_sbp), on, in_sbp=in_sbp, options=OPTIONS)
     sbp.verify(program, W, X)
     plan = program.plan(W, X)
     assert not any(note.startswith("no rule") for note in plan.notes)

@@ -14,7 +14,7 @@ from sbp.errors import ArgumentError
 from sbp.hardware.catalogue import hardware_for
 from sbp.options import PipelineOptions
 from sbp.runtime.search import search as module
-from sbp.runtime.search.ranking import Ranking
+from sbp.runtime.search.ranking import Ranked, Ranking
 from tests.golden import two_layers
 from tests.golden.hardware import HARDWARE
 
@@ -95,6 +95,25 @@ def test_what_does_not_fit_comes_last_and_says_why() -> None:
     assert fits == sorted(fits, reverse=True) and not all(fits) and any(fits)
     assert "no plan\n  16: " in str(found) and " per device at the peak" in str(found)
     assert found.best is not None and found.best.plan is not None and found.best.plan.fits
+
+
+def test_what_is_not_solved_stands_apart() -> None:
+    """A gap too small to be seen is not shown; a plan that may be twice as long as it must ranks last."""
+    found = sbp.search(two_layers.step, 16, axes=2)(*two_layers.step_args())
+    first, second = found.rows
+    assert all(row.is_solved and row.plan is not None for row in found.rows)
+
+    def with_bound(row: Ranked, part: float) -> Ranked:
+        assert row.plan is not None
+        return replace(row, plan=replace(row.plan, bound=part * row.plan.seconds, cheapest_seconds=None))
+
+    rows = sorted([with_bound(first, 0.5), with_bound(second, 0.9999)], key=lambda row: row.order)
+    assert [row.shape for row in rows] == [second.shape, first.shape]
+    ranking = replace(found, rows=tuple(rows))
+    assert ranking.best == rows[-1], "what is fastest is best, solved or not"
+    lines = str(ranking).split("\n")
+    at = lines.index("not searched to the end")
+    assert "50.0%" in lines[at + 1] and "%" not in "".join(lines[:at])
 
 
 @pytest.mark.full

@@ -19,6 +19,7 @@ from sbp.__main__ import main
 from sbp.errors import ArgumentError
 from sbp.passes.render.source import ProgramSource
 from sbp.rules.shards import bind, on_shards
+from tests.annotated import annotated
 from tests.golden import two_layers
 from tests.models import test_recommenders as recommenders
 from tests.runtime.lower import test_control_flow as loops
@@ -117,7 +118,8 @@ def test_loops_and_branches(name: str, how: str) -> None:
     """12 rows over 8 devices and 16 columns over 3 are uneven: their padding stands there."""
     shape, in_sbp = loops.SIGNATURES[how]
     on = sbp.placement("cpu", shape=shape)
-    source = checked(loops.PROGRAMS[name], (loops.W, loops.X), on, in_sbp=in_sbp, options=loops.OPTIONS)
+    kept = annotated(loops.PROGRAMS[name], on, in_sbp)
+    source = checked(kept, (loops.W, loops.X), on, in_sbp=in_sbp, options=loops.OPTIONS)
     words = {
         "whiles": "lax.while_loop(condition, body, ",
         "branches": "lax.switch(",
