@@ -60,9 +60,8 @@ class Descent:
         self.ceiling = ceiling_of(small) / LEAST_PART
         self.flat = flat_network(small).filled(self.ceiling)
         self.kinds = np.array(folded.kinds, dtype=np.int64)[edges_of_entries(small)]
-        self.budget = flat_budget(
-            self.flat, budget.loads if budget else (), budget.limit if budget else np.inf
-        )
+        self.limit = budget.limit if budget else np.inf
+        self.budget = flat_budget(self.flat, budget.loads if budget else (), self.limit)
         sizes = np.array([theta.size for theta in network.unary])
         self.places = ranges(self.flat.offsets[list(self.classes)], sizes)
         self.prices = self.theta(network.unary if charged is None else charged) - self.theta(network.unary)
@@ -74,7 +73,13 @@ class Descent:
         return np.minimum(costs, self.ceiling)
 
     def run(
-        self, unary: Sequence[Table], parts: Table, start: Sequence[int], cost: float, effort: Effort
+        self,
+        unary: Sequence[Table],
+        parts: Table,
+        start: Sequence[int],
+        cost: float,
+        effort: Effort,
+        limit: float | None = None,
     ) -> tuple[int, ...]:
         """States that no forest of nodes makes cheaper, as far as it was looked.
 
@@ -83,16 +88,19 @@ class Descent:
           parts: what part of their tables counts, per kind of edges.
           start: states to begin at; they may be forbidden, or need too much.
           cost: about what assignments cost.
+          limit: that they keep, if not that of the budget.
         """
         theta = self.theta(unary)
         flat = self.flat._replace(theta=theta)
         states = np.array([start[self.first[k]] for k in range(flat.turn.size)], dtype=np.int64)
-        work = forests.workplace(flat, self.budget, 1, np.maximum(parts[self.kinds], LEAST_PART))
-        use, idle = forests.use_of(self.budget, states), 0
+        more = 0.0 if limit is None else limit - self.limit
+        budget = self.budget._replace(room=self.budget.room + more)
+        work = forests.workplace(flat, budget, 1, np.maximum(parts[self.kinds], LEAST_PART))
+        use, idle = forests.use_of(budget, states), 0
         nodes = max(states.size, MOVES)
         for k in range(ROUNDS):
             gained, nearer = forests.improve(
-                flat, self.budget, theta + self.discounts[k % len(self.discounts)] * self.prices, work,
+                flat, budget, theta + self.discounts[k % len(self.discounts)] * self.prices, work,
                 states, use, MOVES, nodes, FOREST_NODES, NOISE * cost,
             )  # fmt: skip
             effort.count.add(MOVED_CELL_SECONDS * nodes * (1 + flat.cells / max(1, states.size)))

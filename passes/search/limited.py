@@ -229,6 +229,11 @@ class LimitedSpace(Space):
         charged = self.prices.charged(self.network.unary, self.loads)
         return Descent(self.network, self.exposure.kinds, budget, charged)
 
+    def counted_limit(self, at: PlanCandidate) -> float | None:
+        """As much as keeps the limit there by the evaluator, which counts otherwise."""
+        counted = Budget(self.loads, math.inf).peak_bytes(at.states)
+        return MARGIN * counted * self.problem.limit_bytes / at.memory_bytes
+
     def near(
         self, unary: tuple[Table, ...], shares: Shares, at: PlanCandidate, source: str, effort: Effort
     ) -> PlanCandidate | None:

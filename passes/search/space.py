@@ -98,8 +98,13 @@ class Space:
           shares: what part of moves counts.
         """
         costs, parts = self.exposure.weighted_unary(shares, unary), self.exposure.parts(shares)
-        states = self.descent.run(costs, parts, at.states, at.times.seconds, effort)
+        limit = self.counted_limit(at)
+        states = self.descent.run(costs, parts, at.states, at.times.seconds, effort, limit)
         return self.look_once(states, source, shares)
+
+    def counted_limit(self, at: PlanCandidate) -> float | None:
+        """What may be counted near a plan; None for no limit of its own."""
+        return None
 
     def look_once(
         self, states: tuple[int, ...], source: str, shares: Shares | None = None
