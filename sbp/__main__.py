@@ -127,14 +127,20 @@ def _plan(options: argparse.Namespace) -> None:
         check_suffix(path, [*WRITERS, TRACE])
     plan = _one(options) if options.search is None else _search(options)
     if plan is not None:
-        saves = dict.fromkeys(_with_page(options, plan.name), plan.save)
-        writes: dict[str, Callable[[str], None]] = dict(saves)
+        for path in _with_page(options, plan.name):
+            _save(path, plan.save)
         if options.source is not None:
-            writes[options.source] = plan.source().save
-        for path, write in writes.items():
-            write(path)
-            print_fitted(f"saved {path}")
+            _save(options.source, lambda path: plan.source().save(path))
         _open(options)
+
+
+def _save(path: str, write: Callable[[str], None]) -> None:
+    """Writes a file; a terminal says so while it takes long."""
+    from sbp.runtime.compile.search_progress import searching
+
+    with searching(f"writing {path}"):
+        write(path)
+    print_fitted(f"saved {path}")
 
 
 def _with_page(options: argparse.Namespace, name: str) -> list[str]:
@@ -248,8 +254,7 @@ def _diff(options: argparse.Namespace) -> None:
     a, b, names = load_plan(options.a), load_plan(options.b), (options.a, options.b)
     print_fitted(diff_text(a, b, names))
     for path in _with_page(options, "diff"):
-        write(path, diff_page(a, b, names))
-        print_fitted(f"saved {path}")
+        _save(path, lambda path: write(path, diff_page(a, b, names)))
     _open(options)
 
 
@@ -277,8 +282,7 @@ def _profile(options: argparse.Namespace) -> None:
     profile = program.profile(*concrete(args))
     print_fitted(str(profile))
     for path in options.out:
-        profile.save(path)
-        print_fitted(f"saved {path}")
+        _save(path, profile.save)
 
 
 def _compile(options: argparse.Namespace) -> None:
@@ -297,8 +301,7 @@ def _compile(options: argparse.Namespace) -> None:
         report = program.report(*args)
     print_fitted(str(report))
     for path in options.out:
-        report.save(path)
-        print_fitted(f"saved {path}")
+        _save(path, report.save)
 
 
 def _calibrate(options: argparse.Namespace) -> None:

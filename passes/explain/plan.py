@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
 from sbp.hardware.catalogue import Hardware
@@ -233,6 +234,11 @@ class PlanData:
     def parts(self) -> tuple[PlanData, ...]:
         """The plan of each placement; mostly there is one."""
         return self.stages or (self,)
+
+    @cached_property
+    def drawn(self) -> dict[str, Any]:
+        """What one form of the plan has found of it, for the next ones: a large program takes seconds."""
+        return {}
 
     @property
     def cut_short(self) -> bool:

@@ -51,7 +51,7 @@ def plan_data(plan: PlanData) -> dict[str, Any]:
         dataclasses.asdict(c) | {"before": format_sbp(c.before), "after": format_sbp(c.after)}
         for c in plan.collectives
     ]
-    if (program := plan.program if plan.physical is None else program_data(plan)) is not None:
+    if (program := program_data(plan)) is not None:
         data["program"] = program
     data["choice"] = None if plan.choice is None else record_data(plan.choice)
     if plan.stages:

@@ -7,9 +7,10 @@ number of boxes reaches its limit. A group that stays closed lists the collectiv
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sbp.passes.explain.plan import Collective, PlanData
@@ -32,20 +33,32 @@ MAX_LINES = 3
 """Arguments that a box lists."""
 
 
-def folded(plan: PlanData, max_boxes: int = MAX_BOXES) -> nx.DiGraph:
+def outline_of(plan: PlanData) -> Outline:
+    """The groups of a plan's program.
+
+    Raises:
+      ValueError: for a plan without a program.
+    """
+    program = program_data(plan)
+    if program is None:
+        raise ValueError("the plan has no program to draw")
+    return Outline.of(program, plan.in_paths)
+
+
+def folded(plan: PlanData, max_boxes: int = MAX_BOXES, outline: Outline | None = None) -> nx.DiGraph:
     """The graph of a plan.
 
     Every node has a `kind` (of a collective, or "ops"), a `lane` (a phase), a `head`, further `body` lines,
     its `rows` of the plan, and a `title` as its tooltip. Edges have a `label`, a `title`, and `back` if they
     lead to an earlier node, such as the next of several equal layers.
 
+    Arguments:
+      outline: of the plan, where it is known.
+
     Raises:
       ValueError: for a plan without a program.
     """
-    program = program_data(plan) if plan.program is None else plan.program
-    if program is None:
-        raise ValueError("the plan has no program to draw")
-    outline = Outline.of(program, plan.in_paths)
+    outline = outline or outline_of(plan)
     return _Fold(plan, outline, Wiring.of(outline, plan.placement.shape), max_boxes).graph()
 
 
@@ -89,9 +102,19 @@ class _Fold:
         """The position of a node in the program: a collective stands just before its reader."""
         if v < self.n_groups:
             return float(v), 0
-        wanted = [b for a, b in self.wiring.edges if a == v and b < self.n_groups]
-        made = [a for a, b in self.wiring.edges if b == v and a < self.n_groups]
+        made, wanted = self.beside[v]
         return (min(wanted) - 0.5 if wanted else max(made, default=0) + 0.5), v
+
+    @cached_property
+    def beside(self) -> Mapping[int, tuple[Sequence[int], Sequence[int]]]:
+        """Per collective, the groups that make what it sends, and those that want it."""
+        found = defaultdict[int, tuple[list[int], list[int]]](lambda: ([], []))
+        for a, b in self.wiring.edges:
+            if a < self.n_groups:
+                found[b][0].append(a)
+            if b < self.n_groups:
+                found[a][1].append(b)
+        return found
 
     def opened(self) -> set[int]:
         """The groups that are open."""

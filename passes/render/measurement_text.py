@@ -55,7 +55,7 @@ def ratio_text(seconds: float | None, estimated: float | None) -> str:
 
 def part_rows(plan: PlanData, step: MeasuredStep, estimated: float | None = None) -> list[Cells]:
     """Kernels, collectives, waiting and the rest, which add up to the step; see `measured_text`."""
-    program = program_data(plan) if plan.program is None else plan.program
+    program = program_data(plan)
     kernels = None if program is None else kernels_estimate(program)
     parts: list[tuple[str, float, float | None]] = [
         ("kernels", step.kernel_seconds, kernels),
@@ -105,7 +105,7 @@ def group_rows(plan: PlanData, step: MeasuredStep) -> list[Cells]:
 
 
 def _groups(plan: PlanData, step: MeasuredStep) -> Sequence[GroupTime]:
-    program = program_data(plan) if plan.program is None else plan.program
+    program = program_data(plan)
     return [] if program is None else group_times(program, step)
 
 

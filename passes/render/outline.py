@@ -172,11 +172,17 @@ class Outline:
         runs = layer_runs(marks, functions, list(map(self.unnumbered, found)))
         return [(mark, [found[k] for k in part]) for mark, part in runs]
 
+    @cached_property
+    def heads(self) -> frozenset[str]:
+        """The arguments that have the weights of layers."""
+        return frozenset(path.partition("[")[0] for path in self.arguments.values() if _NUMBERED.match(path))
+
     def unnumbered(self, i: OutlineItem) -> bool:
         """Whether an op reads a leaf of what also has the weights of layers, and no layer's."""
-        heads = {path.partition("[")[0] for path in self.arguments.values() if _NUMBERED.match(path)}
         read = (self.arguments.get(v, "") for one in _all([i]) for v, _ in one.step["reads"])
-        return any("[" in path and path.partition("[")[0] in heads for path in read) and not self.numbered(i)
+        return any(
+            "[" in path and path.partition("[")[0] in self.heads for path in read
+        ) and not self.numbered(i)
 
     def equal(self, parts: Sequence[Sequence[OutlineItem]], parent: int) -> None:
         """Puts parts that repeat into a group for all that are equal to the last bit."""

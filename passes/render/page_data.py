@@ -49,7 +49,7 @@ def part_data(
       beside: as of `page_data`.
       whole: the plan of the program that this one is of a placement of.
     """
-    program = program_data(plan) if plan.program is None else plan.program
+    program = program_data(plan)
     merged = [c for c, _ in plan.merged()]
     found: dict[str, Any] = {"places": [place_data(plan, whole)], "rows": row_columns(merged)}
     if beside is not None:

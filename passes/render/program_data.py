@@ -50,9 +50,14 @@ SAME_BYTES = 1e-9
 """Relative: a peak that differs by more is not the program's own, as of a placement with a schedule."""
 
 
-def program_data(plan: PlanData) -> dict[str, Any] | None:
-    """The program of a plan; None for one that has none."""
-    return None if plan.physical is None else _Writer(plan, plan.physical).data()
+def program_data(plan: PlanData) -> Mapping[str, Any] | None:
+    """The program of a plan, as JSON has it; None for one that has none."""
+    if plan.physical is None:
+        return plan.program
+    if "program" not in plan.drawn:
+        plan.drawn["program"] = _Writer(plan, plan.physical).data()
+    found: Mapping[str, Any] = plan.drawn["program"]
+    return found
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.program.names import PHASES
 from sbp.passes.render.colours import mark_of
-from sbp.passes.render.folded_graph import folded
+from sbp.passes.render.folded_graph import folded, outline_of
 from sbp.passes.render.outline import Outline
-from sbp.passes.render.program_data import program_data
 from sbp.passes.render.svg_claim import claim, streams
 from sbp.passes.render.svg_parts import (
     GROUND,
@@ -168,11 +167,12 @@ def _each_placement(plan: PlanData, draw: Callable[[PlanData], str]) -> str:
 
 
 def _placement_svg(plan: PlanData) -> str:
-    graph = sized(folded(plan))
+    outline = outline_of(plan)
+    graph = sized(folded(plan, outline=outline))
     layout = place(graph)
     # Rows that have a node each need no list.
     listed = any((d["kind"] == "ops" and d["rows"]) or len(d["rows"]) > 1 for _, d in graph.nodes(data=True))
-    head, y, wide = _head(plan, layout.width, listed)
+    head, y, wide = _head(plan, outline, layout.width, listed)
     return document(
         wide + 2 * MARGIN,
         y + layout.height + 1.5 * MARGIN,
@@ -201,21 +201,13 @@ def claim_svg(plan: PlanData) -> str:
 
 
 def _claim_svg(plan: PlanData) -> str:
-    head, y, wide = _head(plan, LEAST_WIDTH, listed=True)
+    head, y, wide = _head(plan, outline_of(plan), LEAST_WIDTH, listed=True)
     return document(wide + 2 * MARGIN, y + MARGIN / 2, f"{plan.name} on {plan.placement}", head)
 
 
-def _head(plan: PlanData, width: float, listed: bool) -> tuple[list[str], float, float]:
-    """What stands above a graph of some width; where it ends, and how wide it is.
-
-    Raises:
-      ValueError: for a plan without a program.
-    """
-    program = program_data(plan) if plan.program is None else plan.program
-    if program is None:
-        raise ValueError("the plan has no program to draw")
+def _head(plan: PlanData, outline: Outline, width: float, listed: bool) -> tuple[list[str], float, float]:
+    """What stands above a graph of some width; where it ends, and how wide it is."""
     wide = max(width, LEAST_WIDTH)
-    outline = Outline.of(program, plan.in_paths)
     head, y = claim(plan, outline, Spot(MARGIN, MARGIN, wide, 0), listed)
     lanes, y = streams(plan, outline, Spot(MARGIN, y, wide, 0))
     return head + lanes, y, wide

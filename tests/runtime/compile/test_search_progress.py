@@ -56,10 +56,14 @@ def test_who_wants_none_and_who_has_no_terminal_gets_none(monkeypatch: pytest.Mo
 
 
 def test_the_command_line_shows_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(search_progress, "DELAY_SECONDS", 0.0)
     target = Path(__file__).resolve().parents[2] / "golden" / "two_layers.py"
+    page = tmp_path / "plan.html"
     with terminal(monkeypatch, "stderr") as seen:
-        assert main(["plan", f"{target}:step", "--placement", "h100:2x4"]) == 0
-    assert "planning step, 0 s" in text(seen) and "planning step" not in capsys.readouterr().out
+        assert main(["plan", f"{target}:step", "--placement", "h100:2x4", "--out", str(page)]) == 0
+    said, out = text(seen), capsys.readouterr().out
+    assert "planning step, 0 s" in said and "planning step" not in out
+    # A long path has a line of its own.
+    assert re.search(rf"writing\s*{page}, \d+ s", said) and f"saved {page}" in re.sub(r"\n", "", out)
