@@ -72,7 +72,7 @@ class Reproduction:
             "from jax import lax",
             "",
             "import sbp",
-            "from sbp import B, P, S",
+            "from sbp import AUTO, B, P, S",
             "",
             *([f"given = {{}}  # what no text can say: {', '.join(given.things)}"] if given.things else []),
             f'jax.config.update("jax_enable_x64", {jax.config.jax_enable_x64})',

@@ -179,3 +179,12 @@ def test_what_a_callback_of_the_users_raises_is_theirs() -> None:
             evaluate_every=1,
             progress=False,
         )
+
+
+def test_a_split_of_any_dim_is_written_as_it_was_given() -> None:
+    given = sbp.compile(lambda w, x: x @ w, GRID, in_sbp=([B, S(AUTO)], None))
+    expected = given.plan(jnp.ones((6, 8)), jnp.ones((4, 6)))
+    text = given._reproduction("plan", "")
+    assert "[B, S(AUTO)]" in text
+    module = run(text)
+    assert module["program"].plan(*module["ARGUMENTS"]).in_sbp == expected.in_sbp
