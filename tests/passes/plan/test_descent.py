@@ -84,6 +84,9 @@ def test_a_budget_is_kept_first() -> None:
         assert descent.run(LINE.unary, np.ones(kinds), start, 1.0, Effort()) == (0, 0, 0)
     roomy, kinds = descent_of(LINE, Budget(budget.loads, 12.0), charged)
     assert roomy.run(LINE.unary, np.ones(kinds), (0, 0, 0), 1.0, Effort()) == (1, 1, 1)
+    # A run may have a limit of its own.
+    assert descent.run(LINE.unary, np.ones(kinds), (0, 0, 0), 1.0, Effort(), 12.0) == (1, 1, 1)
+    assert roomy.run(LINE.unary, np.ones(kinds), (1, 1, 1), 1.0, Effort(), 5.0) == (0, 0, 0)
 
 
 def test_its_work_is_counted() -> None:

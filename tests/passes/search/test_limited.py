@@ -1,5 +1,6 @@
 """The shortest step within a limit on memory, against every assignment of tiny programs."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from sbp.hardware.catalogue import Hardware
 from sbp.passes.physical.exposure import Clock, Exposure
 from sbp.passes.physical.memory import SmallestPeak
 from sbp.passes.physical.merged import merge_ops
+from sbp.passes.plan.budget import Budget
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.every import all_costs
 from sbp.passes.plan.model import Model
@@ -99,6 +101,16 @@ def test_what_cannot_fit_has_a_smallest_peak_and_a_bound_on_it() -> None:
     found = space.fit(base, Effort())
     assert isinstance(found, SmallestPeak)
     assert 1.0 < found.bound_bytes <= found.bytes == min(x.memory_bytes for x in space.pool.candidates)
+
+
+def test_near_a_plan_as_much_counts_as_keeps_the_limit_there() -> None:
+    """What the search counts of a plan stands to its limit as what the evaluator says does to the user's."""
+    space = space_of(chain, HARDWARE, 0.5)
+    at = space.look(solve(space.network).states, "any")
+    limit, budget = space.counted_limit(at), Budget(space.loads, math.inf)
+    assert limit is not None and at.memory_bytes > space.problem.limit_bytes
+    counted, needed = limit / budget.peak_bytes(at.states), space.problem.limit_bytes / at.memory_bytes
+    assert counted == pytest.approx(needed, rel=0.01) and counted <= needed
 
 
 def test_values_for_later_uses_have_the_phase_of_these() -> None:
