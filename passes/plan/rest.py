@@ -27,6 +27,7 @@ def allowed_at_rest(
       asked: a signature that it can have at rest, in which `S(AUTO)` is any split; where no dim divides it is
         B. None for all.
 
+    >>> import numpy as np
     >>> from sbp.placement import placement
     >>> allowed_at_rest((AUTO_SPLIT,), (6, 8), np.float32, placement("cpu", shape=(4,)))
     ((S(1),),)

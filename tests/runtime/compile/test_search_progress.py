@@ -60,10 +60,9 @@ def test_the_command_line_shows_it(
 ) -> None:
     monkeypatch.setattr(search_progress, "DELAY_SECONDS", 0.0)
     target = Path(__file__).resolve().parents[2] / "golden" / "two_layers.py"
-    page = tmp_path / "plan.html"
+    monkeypatch.chdir(tmp_path)
     with terminal(monkeypatch, "stderr") as seen:
-        assert main(["plan", f"{target}:step", "--placement", "h100:2x4", "--out", str(page)]) == 0
+        assert main(["plan", f"{target}:step", "--placement", "h100:2x4", "--out", "plan.html"]) == 0
     said, out = text(seen), capsys.readouterr().out
     assert "planning step, 0 s" in said and "planning step" not in out
-    # A long path has a line of its own.
-    assert re.search(rf"writing\s*{page}, \d+ s", said) and f"saved {page}" in re.sub(r"\n", "", out)
+    assert "writing plan.html, " in said and "saved plan.html" in out
