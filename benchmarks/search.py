@@ -69,6 +69,8 @@ PARTS: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
     "dearer moves": ((explore, "MOST_MOVES", 0),),
     "plans near others": ((space.Space, "near", _nothing), (limited.LimitedSpace, "near", _nothing)),
     "shaken shares": ((explore, "SHAKEN", 0.0),),
+    "plans of equal cost": ((explore, "TIE", 0.0),),
+    "limits near a plan": ((limited.LimitedSpace, "counted_limit", _nothing),),
     "priced starts": ((limited, "priced_starts", lambda *_: PricedStarts()),),
     "plans combined": ((within.LimitedSearch, "_combine", _nothing),),
     "sweeps of equal layers": ((prices.Prices, "begin_alike", _nothing),),

@@ -120,7 +120,7 @@ def find_rows(s: Logical) -> Logical:
     return replace(s.with_graph(graph), request=replace(r, notes=(*r.notes, *remarks)))
 
 
-def honour_pins(s: Logical) -> Logical:
+def check_pins(s: Logical) -> Logical:
     """Checks every annotation; nothing is asked for along axes of one device."""
     raise_all(pins.check_annotations(s.graph, s.request.placement))
     return replace(s, request=s.request.on_wide_axes)
@@ -231,6 +231,7 @@ def write_plan(s: Placed) -> PlanData:
         *r.notes,
         *notes.uneven_notes(r.in_sbp, r.out_sbp, s.traced, takes),
         *notes.whole_notes(r.in_sbp, s.physical.inputs, s.traced.in_paths),
+        *notes.whole_notes(r.out_sbp, s.physical.outputs, s.traced.out_paths),
         *everywhere_notes(s.physical, r.in_sbp, s.traced.in_paths, s.boxings.network),
         *notes.effect_notes(s.graph, r.placement),
         *notes.parts_notes(s.physical),
@@ -252,7 +253,7 @@ def write_plan(s: Placed) -> PlanData:
 
 PLACEMENT: Chain[Logical, PlanData] = (
     first("rows", find_rows, lambda s: spec.check_graph(s.graph))
-    .then("pins", honour_pins, lambda s: spec.check_graph(s.graph))
+    .then("pins", check_pins, lambda s: spec.check_graph(s.graph))
     .then("equals", merge_equals, lambda s: spec.check_graph(s.graph))
     .then("hoist", hoist_weights, lambda s: spec.check_graph(s.graph))
     .then("candidates", list_candidates, lambda s: spec.check_candidates(s.candidates))

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax.numpy as jnp
 
@@ -18,7 +18,7 @@ from sbp.signature import AUTO_SPLIT, B, NdSbp, P, Split, format_sbp, splits_of
 from sbp.text.units import bytes_text, seconds_text
 
 MOST_NAMED = 4
-"""Arguments that a remark names."""
+"""Arguments or results that a remark names."""
 
 
 def uneven_notes(
@@ -55,19 +55,18 @@ def uneven_notes(
     return notes
 
 
-def whole_notes(in_sbp: Sequence[NdSbp | None], plan_in: Sequence[NdSbp], paths: Sequence[str]) -> list[str]:
-    """A remark on arguments that `S(AUTO)` leaves whole along some axis: no dim of theirs divides."""
+def whole_notes(
+    asked: Sequence[NdSbp | None], chosen: Sequence[NdSbp], paths: Sequence[str]
+) -> Iterator[str]:
+    """A remark on arguments, or results, that `S(AUTO)` leaves whole along some axis: no dim divides."""
     left = [
         path
-        for path, asked, nd in zip(paths, in_sbp, plan_in, strict=False)
-        if asked is not None and any(w == AUTO_SPLIT and s == B for w, s in zip(asked, nd, strict=True))
+        for path, nd, found in zip(paths, asked, chosen, strict=False)
+        if nd is not None and any(w == AUTO_SPLIT and s == B for w, s in zip(nd, found, strict=True))
     ]
-    more = f" and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
-    return (
-        [f"S(AUTO) leaves whole what has no dim that divides: {', '.join(left[:MOST_NAMED])}{more}"]
-        if left
-        else []
-    )
+    if left:
+        more = f" and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
+        yield f"S(AUTO) leaves whole what has no dim that divides: {', '.join(left[:MOST_NAMED])}{more}"
 
 
 def _even_dims(shape: Sequence[int], nd: NdSbp, group: int, placement: Placement) -> list[int]:
