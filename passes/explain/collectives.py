@@ -9,8 +9,8 @@ from sbp.communication.protocol import Communication
 from sbp.passes.boxing.moves import itemsize, wire_bytes
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.reasons import Reasons
-from sbp.passes.physical.evaluate import Evaluator, Executed, executed
-from sbp.passes.physical.overlap import OverlappedStep
+from sbp.passes.physical.evaluate import OVERLAPPING, Evaluator, Executed, executed
+from sbp.passes.physical.overlap import OverlappedStep, trip_spans
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step
 from sbp.passes.plan.cost import communication_seconds
 from sbp.passes.program.graph import Const, Graph, Node
@@ -37,12 +37,17 @@ def explain(
     """
     physical, graph = takes.physical, takes.physical.graph
     reasons = Reasons(physical, Names(graph, *paths))
-    step = takes.scheduled()
+    step, sending = takes.scheduled(), communicating(physical)
     collectives = tuple(
         _moved(row_name(i), s, n, takes, reasons, step)
         if isinstance(s, Box)
         else _inside(row_name(i), s, n, takes, reasons, step)
-        for i, (s, n) in enumerate(communicating(physical))
+        for i, (s, n) in enumerate(sending)
+    )
+    names = {id(s): row_name(i) for i, (s, _) in enumerate(sending) if isinstance(s, Box)}
+    sent_in = {id(s): names[id(sent[0])] for sent in _messages(takes) for s in sent}
+    collectives = tuple(
+        replace(c, message=sent_in.get(id(s), "")) for c, (s, _) in zip(collectives, sending, strict=True)
     )
     return PlanData(
         name,
@@ -140,6 +145,17 @@ def rows_of(physical: Physical) -> Iterator[tuple[int, Box | Inside, Executed]]:
                 if t.sent is None or same not in asked:
                     asked[same] = next(fresh)
                 yield asked[same], Inside(step, t, k), how
+
+
+def _messages(takes: Evaluator) -> Iterator[Sequence[Step]]:
+    """The moves that XLA sends as one."""
+    if takes.network.hardware.platform not in OVERLAPPING:
+        return
+    steps = takes.physical.steps
+    yield from ([steps[i] for i in members] for members in takes.whole.together)
+    for loop in (step for step, _ in takes.physical.walk() if isinstance(step, Border)):
+        for k in range(len(loop.bodies)):
+            yield from (x.steps for x in trip_spans(loop, k, takes) if x.sends and len(x.steps) > 1)
 
 
 def _sends(box: Box, physical: Physical) -> bool:

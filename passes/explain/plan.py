@@ -116,6 +116,7 @@ class Collective:
       reason: one sentence.
       name: the name of its instructions in the compiled program, such as "row12": its position among the
         collectives of its placement. "" for a send, which has no instruction.
+      message: what it is sent in, if XLA sends it with others: the name of the first of them.
     """
 
     kind: str
@@ -133,6 +134,7 @@ class Collective:
     source: str
     reason: str
     name: str = ""
+    message: str = ""
 
     @property
     def cost(self) -> tuple[float, float]:
@@ -146,6 +148,7 @@ def together(same: Sequence[Collective]) -> Collective:
         same[0],
         tensor=common(c.tensor for c in same),
         name="+".join(c.name for c in same if c.name),
+        message="+".join(sorted({x for c in same for x in c.message.split("+") if x})),
         count=sum(c.count for c in same),
         wire_bytes=sum(c.wire_bytes for c in same),
         seconds=sum(c.seconds for c in same),

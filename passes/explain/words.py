@@ -6,9 +6,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from sbp.passes.explain.plan import Collective, PlanData
+from sbp.passes.explain.plan import Collective, PlanData, together
 from sbp.passes.schedule.spans import Timeline
 from sbp.signature import NdSbp, format_sbp
 from sbp.text.units import bytes_text, seconds_text
@@ -102,11 +102,13 @@ class TableRow:
       collective: the collectives of the row as one: their bytes and seconds added up.
       times: how many are executed per step.
       tensors: how many different ones it stands for.
+      exposed_seconds: what kernels wait for its message; None if that is the message of the row above.
     """
 
     collective: Collective
     times: int
     tensors: int = 1
+    exposed_seconds: float | None = None
 
 
 def rows(
@@ -114,22 +116,49 @@ def rows(
 ) -> tuple[tuple[TableRow, ...], tuple[TableRow, ...]]:
     """The rows to show, and those that are left for a summary.
 
-    Equal collectives are one row. If there are still more than `limit`, the ones that cost the least are left
-    over (`Collective.cost`).
+    Equal collectives are one row. If there are more than `limit`, those of the messages that cost the least
+    are left over (`Collective.cost`).
 
     Arguments:
       by_time: whether the costliest comes first; else they are in order of execution.
     """
-    found = [TableRow(c, c.count, n) for c, n in plan.merged()]
-    order = sorted(range(len(found)), key=lambda i: found[i].collective.cost, reverse=True)
-    kept = order if len(order) <= limit else order[: int(limit)]
-    shown = kept if by_time else sorted(kept)
-    return tuple(found[i] for i in shown), tuple(found[i] for i in order[len(kept) :])
+    every = [r for same in messages(plan) for r in same]
+    most = int(min(limit, len(every)))
+    shown, rest = every[:most], every[most:]
+    if not by_time:
+        place = {c: k for k, (c, _) in enumerate(plan.merged())}
+        shown.sort(key=lambda r: place[r.collective])
+    return tuple(shown), tuple(rest)
 
 
-def share_text(plan: PlanData, c: Collective) -> str:
-    """In what part of a step kernels wait for a collective."""
-    return f"{c.exposed_seconds / plan.step_seconds:.1%}" if plan.step_seconds > 0 else ""
+def messages(plan: PlanData) -> list[list[TableRow]]:
+    """The rows, those together that are sent in the same messages, the costliest first."""
+    sent: dict[object, list[tuple[Collective, int]]] = {}
+    for c, n in plan.merged():
+        key = c.message if c.message and not plan.stages else len(sent)
+        sent.setdefault(key, []).append((c, n))
+    found = []
+    for same in sent.values():
+        same.sort(key=lambda x: x[0].cost, reverse=True)
+        waits = sum(c.exposed_seconds for c, _ in same)
+        found.append([TableRow(c, c.count, n, None if k else waits) for k, (c, n) in enumerate(same)])
+    return sorted(found, key=lambda x: as_one(x).collective.cost, reverse=True)
+
+
+def as_one(same: Sequence[TableRow]) -> TableRow:
+    """The rows of a message as one."""
+    if len(same) == 1:
+        return same[0]
+    c = together([r.collective for r in same])
+    tensor = f"{same[0].collective.tensor}, in a message with {len(same) - 1} more"
+    return TableRow(replace(c, tensor=tensor), c.count, sum(r.tensors for r in same), c.exposed_seconds)
+
+
+def share_text(plan: PlanData, r: TableRow) -> str:
+    """In what part of a step kernels wait for the message of a row; it stands at the first of its rows."""
+    if plan.step_seconds <= 0:
+        return ""
+    return "with above" if r.exposed_seconds is None else f"{r.exposed_seconds / plan.step_seconds:.1%}"
 
 
 def rest_text(rest: Sequence[TableRow]) -> str:

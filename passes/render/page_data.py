@@ -128,6 +128,7 @@ ROW_COLUMNS = (
     "line",
     "reason",
     "names",
+    "message",
     "place",
 )
 """Of rows: what is sent alike in all layers is one."""
@@ -150,6 +151,7 @@ def _row(c: Collective, place: int) -> tuple[Any, ...]:
         c.source,
         c.reason,
         c.name,
+        c.message,
         place,
     )
 

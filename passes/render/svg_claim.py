@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.explain.words import kind_text, rows, share_text, verdict_text
+from sbp.passes.explain.words import as_one, kind_text, messages, share_text, verdict_text
 from sbp.passes.render.colours import KERNELS, mark_of
 from sbp.passes.render.folded_graph import kinds_of
 from sbp.passes.render.outline import Outline
@@ -195,7 +195,8 @@ def _legend(plan: PlanData, parts: Sequence[StepPart], at: Spot) -> tuple[list[s
 def _costliest(plan: PlanData, parts: Sequence[StepPart], at: Spot) -> tuple[list[str], float]:
     """The rows that kernels wait for longest: for what share of the step, what, its bytes, its time, the
     user's line."""
-    shown, rest = rows(plan, COSTLIEST)
+    found = [as_one(same) for same in messages(plan)]
+    shown, rest = found[:COSTLIEST], found[COSTLIEST:]
     out, y = (
         [
             text_at(at.x, at.y + 18, "The costliest collectives", 13, font_weight="600", fill=INK),
@@ -216,7 +217,7 @@ def _costliest(plan: PlanData, parts: Sequence[StepPart], at: Spot) -> tuple[lis
         what = f"{times}{fitted(c.tensor.replace('gradient of ', '∇ '), room - 7 * len(times), 12 * NARROW)}"
         out += [
             "<g>" + f"<title>{text_of(c.reason)}</title>",
-            text_at(at.x + 44, base, share_text(plan, c), 12, text_anchor="end", font_weight="600", fill=INK),
+            text_at(at.x + 44, base, share_text(plan, r), 12, text_anchor="end", font_weight="600", fill=INK),
             rect(Spot(at.x + 54, y + 4, wide, 17), 8, fill, border, 1.3),
             text_at(at.x + 54 + wide / 2, base - 0.5, kind, 11.5, text_anchor="middle", fill=INK_ON_COLOUR),
             f'<text x="{at.x + 62 + wide:.1f}" y="{base:.1f}" font-size="12" fill="{INK}">{text_of(what)}'

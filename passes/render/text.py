@@ -139,7 +139,8 @@ def table_lines(plan: PlanData, width: int | None = None, how: Shown = COSTLIEST
 def _listed(plan: PlanData, r: TableRow) -> list[str]:
     """A row without columns."""
     c, times = r.collective, f"{r.times} x " if r.times > 1 else ""
-    share = f" ({part} of the step exposed)" if (part := share_text(plan, c)) else ""
+    part = share_text(plan, r)
+    share = part and (f" (sent {part})" if r.exposed_seconds is None else f" ({part} of the step exposed)")
     return [
         f"  {times}{kind_text(c.kind)} of {c.tensor}, {tensor_text(c)}, at {c.source}",
         f"    {format_sbp(c.before)} -> {format_sbp(c.after)} over {over_text(c)}, "
@@ -199,7 +200,7 @@ def _cells(plan: PlanData, r: TableRow) -> tuple[str, ...]:
         f"{format_sbp(c.before)}\n-> {format_sbp(c.after)}",
         over_text(c).replace(" (", "\n("),
         bytes_text(c.wire_bytes),
-        f"{seconds_text(c.seconds)}\n{share_text(plan, c)}",
+        f"{seconds_text(c.seconds)}\n{share_text(plan, r)}",
     )
 
 

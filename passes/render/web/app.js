@@ -29,7 +29,7 @@ function start() {
   /** Shows what was clicked, everywhere: graph, panel, table and outline. */
   async function choose(what) {
     if (what.toggle !== undefined) { await view.toggle(what.toggle); tree.fill(); return; }
-    if (what.kind) what = { row: model.costliest.find(k => model.data.rows.kind[k] === what.kind) };
+    if (what.kind) what = { row: model.costliest.find(r => model.data.rows.kind[r.row] === what.kind).row };
     const places = what.row === undefined ? [] : model.placesOf.get(what.row) || [];
     const rows = what.rows || (what.row !== undefined ? [what.row] : what.node !== undefined && model.isSent(what.node) ? model.sent.rows[what.node - model.nGroups] : []);
     table.mark(rows);

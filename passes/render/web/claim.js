@@ -61,16 +61,16 @@ function costliest(model, select) {
   const rows = model.data.rows, order = model.costliest;
   if (!order.length) return h("p", { class: "soft" }, "Nothing is sent.");
   const more = order.length > 5 ? h("p", { class: "soft" },
-    `and ${order.length - 5} smaller, ${secondsText(order.slice(5).reduce((s, k) => s + rows.seconds[k], 0))} in all: `,
+    `and ${order.length - 5} smaller, ${secondsText(order.slice(5).reduce((s, r) => s + r.seconds, 0))} in all: `,
     h("a", { href: "#table" }, "all collectives")) : null;
   return h("section", { class: "costliest" }, h("h2", {}, "The costliest collectives", h("small", { class: "soft" }, " by the share of the step that waits for them")),
-    h("ol", {}, order.slice(0, 5).map(k => h("li", {},
-      h("button", { type: "button", class: "row", onclick: () => select({ row: k }) },
-        h("span", { class: "share" }, percentText(rows.exposed[k] / model.step)),
-        pill(rows.kind[k]),
-        h("span", { class: "what" }, rows.times[k] > 1 ? `${rows.times[k]} × ` : "", rows.tensor[k],
-          h("small", { class: "mono soft" }, ` ${rows.before[k]} → ${rows.after[k]}`)),
-        h("span", { class: "n" }, bytesText(rows.bytes[k])),
-        h("span", { class: "n" }, secondsText(rows.seconds[k])),
-        h("span", { class: "mono soft where" }, rows.line[k]))))), more);
+    h("ol", {}, order.slice(0, 5).map(r => h("li", {},
+      h("button", { type: "button", class: "row", onclick: () => select({ row: r.row }) },
+        h("span", { class: "share" }, percentText(r.exposed / model.step)),
+        pill(rows.kind[r.row]),
+        h("span", { class: "what" }, r.times > 1 ? `${r.times} × ` : "", rows.tensor[r.row], r.more ? `, in a message with ${r.more} more` : "",
+          h("small", { class: "mono soft" }, ` ${rows.before[r.row]} → ${rows.after[r.row]}`)),
+        h("span", { class: "n" }, bytesText(r.bytes)),
+        h("span", { class: "n" }, secondsText(r.seconds)),
+        h("span", { class: "mono soft where" }, rows.line[r.row]))))), more);
 }

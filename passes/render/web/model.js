@@ -36,10 +36,19 @@ class PlanModel {
     }));
   }
 
-  /** The rows, the costliest first: by the time that kernels wait for them, then by the time that they take. */
+  /** The rows, those that are sent as one together, led by the costliest: the time that kernels wait, then the time that they take. */
   get costliest() {
-    const { exposed, seconds } = this.data.rows;
-    return seconds.map((_, k) => k).sort((a, b) => exposed[b] - exposed[a] || seconds[b] - seconds[a]);
+    const { exposed, seconds, times, bytes, message, place } = this.data.rows, sent = new Map();
+    const byCost = (a, b) => b.exposed - a.exposed || b.seconds - a.seconds;
+    seconds.forEach((_, k) => {
+      const key = message[k] ? `${place[k]} ${message[k]}` : k;
+      if (!sent.has(key)) sent.set(key, []);
+      sent.get(key).push({ row: k, exposed: exposed[k], seconds: seconds[k], times: times[k], bytes: bytes[k] });
+    });
+    return [...sent.values()].map(same => {
+      const [first] = same.sort(byCost), sum = what => same.reduce((s, r) => s + r[what], 0);
+      return { row: first.row, more: same.length - 1, exposed: sum("exposed"), seconds: sum("seconds"), times: sum("times"), bytes: sum("bytes") };
+    }).sort(byCost);
   }
   isSent(v) { return v >= this.nGroups; }
   parent(v) { return this.isSent(v) ? this.sent.parent[v - this.nGroups] : this.groups.parent[v]; }
