@@ -24,7 +24,7 @@ from benchmarks import large, nets
 from benchmarks.cases import Case
 from models import classifier
 from sbp.errors import SbpError
-from sbp.passes.plan import fold, prices, solve, within
+from sbp.passes.plan import fold, prices, within
 from sbp.passes.plan.priced import PricedStarts
 from sbp.passes.search import explore, limited, search, space
 
@@ -57,15 +57,10 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 PARTS: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
-    "patient bound": ((solve._Search, "_raise_bound", _nothing),),
-    "few states": ((solve, "FEW", ()),),
-    "groups chosen anew": ((solve._Search, "_improve_parts", lambda *_: False),),
     "folded networks": ((fold, "FOLDED", 0.0),),
     "parallelisms by name": ((search, "seeds_for", lambda *_: ()), (search, "MORE_PAIRS", ())),
     "more pairs": ((search, "MORE_PAIRS", ()),),
-    "parallelisms compared": ((explore.Explorer, "order_seeds", _nothing),),
     "what is exposed": ((explore.Explorer, "go_on", lambda _, chain: setattr(chain, "is_over", True)),),
-    "other dampings": ((explore, "DAMPINGS", (0.5,)),),
     "dearer moves": ((explore, "MOST_MOVES", 0),),
     "plans near others": ((space.Space, "near", _nothing), (limited.LimitedSpace, "near", _nothing)),
     "shaken shares": ((explore, "SHAKEN", 0.0),),

@@ -196,14 +196,11 @@ class Exposure:
         Arguments:
           unary: the costs of states, with those infinite that are not wanted.
         """
-        return CostNetwork(self.weighted_unary(shares, unary), self.weighted_edges(shares))
-
-    def weighted_edges(self, shares: Shares) -> tuple[tuple[int, int, Table], ...]:
-        """The edges of that network."""
         tables = {g: _scaled(table, shares[g]) for g, table in self.tables.items()}
-        return tuple(
+        edges = tuple(
             (i, j, tables[group]) for group, (i, j, _) in zip(self.groups, self.network.edges, strict=True)
         )
+        return CostNetwork(self.weighted_unary(shares, unary), edges)
 
     def weighted_unary(self, shares: Shares, unary: Sequence[Table]) -> tuple[Table, ...]:
         """The costs of its states."""

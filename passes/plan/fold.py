@@ -7,7 +7,7 @@ treat alike what looks alike nearby; it is not proven to be the cheapest of all.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,6 @@ _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 """Odd numbers whose products spread over 64 bits (splitmix64, Steele et al., 2014)."""
 
 Colours = NDArray[np.uint64]
-TableEdge: TypeAlias = tuple[int, int, Table]
 
 
 @dataclass(frozen=True)
@@ -45,17 +44,13 @@ class Folded:
         return tuple(states[k] for k in self.classes)
 
 
-def _classes(
-    unaries: Sequence[Sequence[Table]], given: Sequence[TableEdge], kinds: Colours, hops: int
-) -> tuple[int, ...]:
-    """Classes of nodes that have the same costs in each of several networks with the same edges."""
-    colours = mixed(numbers_of(unaries[0]))
-    for unary in unaries[1:]:
-        colours = mixed(colours * np.uint64(13) + mixed(numbers_of(unary)))
-    if not given:
+def _classes(network: CostNetwork, kinds: Colours, hops: int) -> tuple[int, ...]:
+    """Classes of nodes that have the same costs, and so have all around them."""
+    colours = mixed(numbers_of(network.unary))
+    if not network.edges:
         return numbered(colours)
     tables = mixed(kinds)
-    i, j = (np.array(ends) for ends in zip(*((a, b) for a, b, _ in given), strict=True))
+    i, j = (np.array(ends) for ends in zip(*((a, b) for a, b, _ in network.edges), strict=True))
     for _ in range(hops):
         around = np.zeros_like(colours)
         # A sum does not depend on the order of the edges; 64 bits of it do not meet by chance.
@@ -76,33 +71,8 @@ def fold(network: CostNetwork, hops: int = HOPS, kinds: Colours | None = None) -
     >>> len(folded.network.unary), folded.network.cost((0, 1, 0)) == 7.0
     (3, True)
     """
-    (folded,) = fold_alike((network.unary,), network.edges, hops, kinds)
-    return folded
-
-
-def fold_if_alike(network: CostNetwork, kinds: Colours | None = None) -> Folded:
-    """The network folded if many of its parts are equal, else as it is."""
     kinds = numbers_of([table for _, _, table in network.edges]) if kinds is None else kinds
-    folded = fold(network, kinds=kinds)
-    if len(folded.network.unary) <= FOLDED * len(network.unary):
-        return folded
-    return Folded(network, tuple(range(len(network.unary))), tuple(kinds.tolist()))
-
-
-def fold_alike(
-    unaries: Sequence[Sequence[Table]],
-    given: Sequence[TableEdge],
-    hops: int = HOPS,
-    kinds: Colours | None = None,
-) -> tuple[Folded, ...]:
-    """Networks that differ in what their nodes cost, folded with the same classes.
-
-    Arguments:
-      unaries: of each of them.
-      given, kinds: the edges of all, as of `fold`.
-    """
-    kinds = numbers_of([table for _, _, table in given]) if kinds is None else kinds
-    classes = _classes(unaries, given, kinds, hops)
+    classes = _classes(network, kinds, hops)
     members = Counter(classes)
     first = {k: node for node, k in reversed(list(enumerate(classes)))}
     known: dict[tuple[int, int], Table] = {}
@@ -116,17 +86,21 @@ def fold_alike(
 
     counts: Counter[tuple[int, int, int]] = Counter()
     tables: dict[int, Table] = {}
-    for (i, j, table), kind in zip(given, kinds.tolist(), strict=True):
+    for (i, j, table), kind in zip(network.edges, kinds.tolist(), strict=True):
         counts[classes[i], classes[j], kind] += 1
         tables[kind] = table
     edges = tuple((i, j, times(tables[kind], n)) for (i, j, kind), n in counts.items())
-    kept, edge_kinds = range(len(members)), tuple(kind for _, _, kind in counts)
-    return tuple(
-        Folded(
-            CostNetwork(tuple(times(unary[first[k]], members[k]) for k in kept), edges), classes, edge_kinds
-        )
-        for unary in unaries
-    )
+    unary = tuple(times(network.unary[first[k]], n) for k, n in sorted(members.items()))
+    return Folded(CostNetwork(unary, edges), classes, tuple(kind for _, _, kind in counts))
+
+
+def fold_if_alike(network: CostNetwork, kinds: Colours | None = None) -> Folded:
+    """The network folded if many of its parts are equal, else as it is."""
+    kinds = numbers_of([table for _, _, table in network.edges]) if kinds is None else kinds
+    folded = fold(network, kinds=kinds)
+    if len(folded.network.unary) <= FOLDED * len(network.unary):
+        return folded
+    return Folded(network, tuple(range(len(network.unary))), tuple(kinds.tolist()))
 
 
 def numbers_of(tables: Sequence[Table]) -> Colours:

@@ -82,24 +82,21 @@ def seeds_for(axes: int, outer: int = 1) -> tuple[tuple[SeedUse, ...], ...]:
     return tuple(found)
 
 
-COMPARED = (DATA, ZERO_3, ZERO_1, ZERO_2, TENSOR, SEQUENCE_3)
-"""For all axes alike, those that are compared where there is no time to look at all."""
-COMPARED_PAIRS = ((DATA, ZERO_3), (DATA, TENSOR))
+PLAIN = (DATA, ZERO_3, ZERO_1, ZERO_2, TENSOR, SEQUENCE_3)
+"""For all axes alike, those that people write."""
+PLAIN_PAIRS = ((DATA, ZERO_3), (DATA, TENSOR))
 
 
-def seeds_compared(axes: int, outer: int = 1) -> tuple[tuple[SeedUse, ...], ...]:
-    """Eight parallelisms of different structure for a placement of so many axes.
+def plain_seeds(axes: int) -> tuple[tuple[SeedUse, ...], ...]:
+    """Eight parallelisms that people write for a placement of so many axes.
 
-    Arguments:
-      outer: how many of them one of a pair is for.
-
-    >>> [seed_name(seed) for seed in seeds_compared(2)][-3:]
+    >>> [seed_name(seed) for seed in plain_seeds(2)][-3:]
     ['sequence and ZeRO-3', 'data x ZeRO-3', 'data x tensor']
     """
-    alike = [(use,) * axes for use in COMPARED]
+    alike = [(use,) * axes for use in PLAIN]
     if axes == 1:
         return (*alike, (SEQUENCE,), (ZERO_3_GATHERED,))
-    return (*alike, *((a,) * outer + (b,) * (axes - outer) for a, b in COMPARED_PAIRS))
+    return (*alike, *((a,) + (b,) * (axes - 1) for a, b in PLAIN_PAIRS))
 
 
 def seed_name(seed: Sequence[SeedUse]) -> str:

@@ -18,7 +18,6 @@ from sbp.passes.plan.flat import Indices, flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Solution, Table
 from sbp.passes.plan.parts import least_of, parts_of, restricted
 from sbp.passes.plan.reduce import reduce_network
-from sbp.passes.plan.stalled import FEW, NEAR, few_states, patient_bound
 
 _DIRECT_CELLS = 1e8
 """Eliminate at once up to this size: less than half a second."""
@@ -38,10 +37,6 @@ _SHRUNK = 0.7
 """Start afresh on the states left when at most this part of them is left."""
 _SHRUNK_STALLED = 0.95
 """The same when nothing else helps."""
-_PART_NODES = 64
-"""Nodes chosen anew together when improving parts."""
-_PART_CELLS = 2e7
-"""Size of their elimination: under a tenth of a second."""
 _SLOW = 0.1
 """The bound has stalled when a round of sweeps closes less than this part of the gap."""
 _PROGRESS = 0.02
@@ -168,10 +163,6 @@ class _Search:
     def __init__(self, network: CostNetwork, start: Sequence[int] | None, manner: _Manner) -> None:
         self.network = network
         self.manner = manner
-        self.neighbours: list[list[tuple[int, Table]]] = [[] for _ in network.unary]
-        for i, j, table in network.edges:
-            self.neighbours[i].append((j, table.T))
-            self.neighbours[j].append((i, table))
         self.flat = flat_network(network)
         self.lower = -math.inf
         self.states = [int(theta.argmin()) for theta in network.unary] if start is None else list(start)
@@ -197,19 +188,10 @@ class _Search:
                 if closed < _PROGRESS * (self.cost - self.lower):
                     break
             elif closed <= _SLOW * (self.cost - self.lower):
-                stalled = not self._choose_again(at_least)
+                stalled = not self._eliminate_over_best(at_least)
                 if self._finished() or (stalled and not self.manner.proves):
                     break
-        if self.manner.proves and math.isfinite(self.cost) and not self._finished():
-            self._raise_bound()
         return Solution(tuple(self.states), self.cost, min(self.lower, self.cost))
-
-    def _raise_bound(self) -> None:
-        """Sweeps on where only the bound is short, if it is by more than little."""
-        near = NEAR * max(abs(self.cost), self.manner.noise / _NOISE)
-        if self.cost - self.lower > near:
-            given = self.network, self._ceiling(), lambda: self.cost, near, self.manner.effort
-            self.lower = max(self.lower, patient_bound(*given, lambda x: self._offer(self._descend(x))))
 
     def _finished(self) -> bool:
         if self.cost - self.lower <= self.manner.noise:
@@ -268,27 +250,6 @@ class _Search:
         else:
             self.lower = max(self.lower, min(excluded, reduction.constant + answer.bound))
 
-    def _choose_again(self, at_least: list[Table]) -> bool:
-        """Looks for another assignment, or for a proof that there is none. Returns whether that helped."""
-        cost, tried = self.cost, False
-        for count in FEW:
-            kept = few_states(at_least, self.states, count)
-            elimination = self.manner.plan(restricted(self.network, kept), _PARTIAL_CELLS, careful=False)
-            if elimination is not None:
-                self._take(elimination, kept)
-            tried = tried or elimination is not None
-        if self.cost < cost - self.manner.noise or self._eliminate_over_best(at_least):
-            return True
-        if tried or not self.manner.proves or self._finished() or not math.isfinite(self.cost):
-            return False
-        return self._improve_parts(at_least)
-
-    def _take(self, elimination: Elimination, kept: Sequence[NDArray[np.intp]]) -> None:
-        """The best over the states kept, if there is any."""
-        with suppress(Infeasible):
-            states = elimination.run()
-            self._offer([int(keep[state]) for keep, state in zip(kept, states, strict=True)])
-
     def _eliminate_over_best(self, at_least: list[Table]) -> bool:
         """Solve exactly over as many of the most promising states as fit. Returns whether anything improved.
 
@@ -308,58 +269,12 @@ class _Search:
             if elimination is None:
                 continue
             gap = self.cost - self.lower
-            self._take(elimination, kept)
+            with suppress(Infeasible):
+                states = elimination.run()
+                self._offer([int(keep[state]) for keep, state in zip(kept, states, strict=True)])
             self.lower = max(self.lower, min(self.cost, threshold))
             return self.cost - self.lower < (1.0 - _PROGRESS) * gap
         return False
-
-    def _improve_parts(self, at_least: list[Table]) -> bool:
-        """Choose groups of near nodes anew, each exactly, given all others. Returns whether that helped."""
-        cost = self.cost
-        seen: set[int] = set()
-        for seed in range(len(self.states)):
-            if seed in seen or self.manner.effort.is_spent:
-                continue
-            kept = self._below(at_least, self.cost)
-            size = _PART_NODES
-            while size > 1:
-                group = self._around(seed, size)
-                part = self._given_others(group, kept)
-                elimination = self.manner.plan(part, _PART_CELLS)
-                if elimination is not None:
-                    states = list(self.states)
-                    for node, state in zip(group, elimination.run(), strict=True):
-                        states[node] = int(kept[node][state])
-                    self._offer(states)
-                    break
-                size //= 2
-            seen.update(self._around(seed, size // 2))
-        return self.cost < cost - self.manner.noise
-
-    def _around(self, seed: int, size: int) -> list[int]:
-        """The nodes nearest to one, in ascending order."""
-        group = [seed]
-        inside = {seed}
-        for node in group:  # grows while it is read
-            for other, _ in self.neighbours[node]:
-                if other not in inside and len(group) < size:
-                    inside.add(other)
-                    group.append(other)
-        return sorted(group)
-
-    def _given_others(self, group: list[int], kept: list[NDArray[np.intp]]) -> CostNetwork:
-        """The network of a group on the states kept, all other nodes staying as they are."""
-        place = {node: k for k, node in enumerate(group)}
-        unary, edges = [], []
-        for node in group:
-            theta = self.network.unary[node][kept[node]]
-            for other, table in self.neighbours[node]:
-                if other not in place:
-                    theta = theta + table[self.states[other], kept[node]]
-                elif node < other:
-                    edges.append((place[node], place[other], table.T[np.ix_(kept[node], kept[other])]))
-            unary.append(theta)
-        return CostNetwork(tuple(unary), tuple(edges))
 
     def _offer(self, states: Sequence[int] | Indices) -> None:
         """Takes the states if they cost less; the exact sum, which takes longer, only where it may matter."""

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sbp.passes.physical.compared import compared, is_alike
 from sbp.passes.physical.exposure import Shares
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.network import Table
-from sbp.passes.plan.seeds import SeedUse, seed_name, seeds_compared
+from sbp.passes.plan.seeds import SeedUse, seed_name
 from sbp.passes.search.pool import PlanCandidate, Pool
 from sbp.passes.search.space import Space
 
@@ -29,9 +28,9 @@ SOLVED_PART = 0.6
 PATIENCE = 0.01
 """A chain counts as so much longer for each plan that was looked at in it: others have their turn."""
 LOST = 1.05
-"""From a plan whose step is so many times the shortest of its chain that goes back."""
-DAMPINGS = (0.5, 0.75, 0.25)
-"""How much of the shares stays from plan to plan, each time that a chain comes to its end."""
+"""At a plan whose step is so many times the shortest of its chain that ends."""
+DAMPING = 0.5
+"""How much of the shares stays from plan to plan."""
 NEAR_SECONDS, NEAR_TURNS = 1.0, 6
 """Of work, for a plan with the shortest step near one; and plans that are looked at."""
 EXPOSED, MOST_MOVES, DEARER = 0.003, 2, 4.0
@@ -54,7 +53,6 @@ class PlanChain:
       best: that with the shortest step.
       by_list: whether it goes on with what is exposed in the list schedule.
       looks: how many plans were looked at from it.
-      returns: how often it has gone back to its best plan.
       is_over: whether nothing new comes of it.
     """
 
@@ -64,19 +62,12 @@ class PlanChain:
     best: PlanCandidate
     by_list: bool = True
     looks: int = 0
-    returns: int = 0
     is_over: bool = False
 
     @property
     def promise(self) -> float:
         """The lower, the sooner it is gone on with."""
         return self.best.priced_seconds * (1.0 + PATIENCE) ** self.looks
-
-    def turn_back(self) -> None:
-        """Goes back to its best plan, from which other shares count from now on; in the end it is over."""
-        self.returns += 1
-        self.at = self.best
-        self.is_over = self.returns >= len(DAMPINGS)
 
 
 class Explorer:
@@ -107,21 +98,6 @@ class Explorer:
         self.waits: list[Hashable] = []
         self.looks_near = 0
         self.random = np.random.default_rng(0)
-
-    def order_seeds(self, outer: int) -> None:
-        """Puts parallelisms first that are cheap on one of each of a program's equal layers, if it has many.
-
-        Arguments:
-          outer: how many axes of the placement a pair of them uses for the first of the two.
-        """
-        if not self.seeds or not is_alike(self.space.network):
-            return
-        base, s = self.chains[0].at, self.space
-        asked = seeds_compared(s.model.c.placement.ndim, outer)
-        shares = s.exposure.shares(base.times)
-        found = compared(s.model, s.exposure, shares, asked, s.tensors, self.effort)
-        first = [x.seed for x in found]
-        self.seeds = [*first, *(seed for seed in self.seeds if seed not in first)]
 
     def run(self, fewest: int, most: float) -> None:
         """Takes turns until the effort is spent, so many at the least and at the most, or nothing is left."""
@@ -161,20 +137,19 @@ class Explorer:
     def go_on(self, chain: PlanChain) -> None:
         """One plan more of a chain. Where its parallelism has no other, it goes on without."""
         times = chain.at.times_by_list if chain.by_list else chain.at.times
-        shares = self.space.exposure.shares(times, chain.at.shares, DAMPINGS[chain.returns])
+        shares = self.space.exposure.shares(times, chain.at.shares, DAMPING)
         found = self.found(chain, shares)
         chain.looks += 1
         if found is None:
-            chain.turn_back()
-            if chain.is_over and chain.unary is not self.space.network.unary:
-                chain.unary, chain.returns, chain.is_over = self.space.network.unary, 0, False
+            free = self.space.network.unary
+            chain.is_over, chain.unary, chain.at = chain.unary is free, free, chain.best
             return
         self.pool.add(found)
         chain.at = found
         if found.priced_seconds < chain.best.priced_seconds:
             chain.best = found
         elif found.priced_seconds > LOST * chain.best.priced_seconds:
-            chain.turn_back()
+            chain.is_over = True
 
     def found(self, chain: PlanChain, shares: Shares) -> PlanCandidate | None:
         """The plan that a chain leads to: one near its last, or the cheapest of all.

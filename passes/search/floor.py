@@ -13,7 +13,7 @@ from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.grouped import axes_alike
 from sbp.passes.plan.model import Boundary, Model, ValueUse
-from sbp.passes.plan.seeds import seed_name, seeds_compared
+from sbp.passes.plan.seeds import plain_seeds, seed_name
 from sbp.passes.program.graph import Node
 from sbp.passes.search.limited import FITTING
 from sbp.passes.search.pool import Pool
@@ -60,7 +60,7 @@ def add_floor(pool: Pool, clock: Clock, asked: Boundary, donated: tuple[int, ...
     few = axes_alike(clock.candidates, (tuple(range(axes)),))
     model = Model(few, asked, clock.boxings)
     space = Space(model, model.build(), clock, donated)
-    seeds = [*seeds_compared(axes), *((use,) * axes for use in FITTING)]
+    seeds = [*plain_seeds(axes), *((use,) * axes for use in FITTING)]
     for unary, name in (
         (space.network.unary, "the cheapest of few signatures"),
         *((space.restricted(seed), seed_name(seed)) for seed in dict.fromkeys(seeds)),

@@ -170,7 +170,6 @@ class Search:
         outer = 1 if space.model.c is self.candidates else len(self.groups[0])
         effort = self.allowed(EXPLORE_SECONDS)
         explorer = Explorer(space, self.pool, base, seeds_for(axes, outer), effort)
-        explorer.order_seeds(outer)
         explorer.run(FEWEST_TURNS, self.most_turns)
 
     def add_floor(self, base: PlanCandidate | None) -> None:

@@ -24,11 +24,11 @@ from sbp.passes.plan.model import Boundary, Model
 from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.pins import boundary
 from sbp.passes.plan.rest import rest_signatures
-from sbp.passes.plan.trees import least_seconds
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.trace import trace
 from sbp.placement import Placement, placement
 from tests.passes.plan.cheapest import choose
+from tests.passes.plan.trees import least_seconds
 
 # Fast and slow links, compute that matters: optima that are neither all split nor all whole.
 HARDWARE = Hardware("test", ((8, 3e6),), 3e6, 1e8, 1e12, (Link(2, 4e6, 1e-6), Link(1 << 60, 1e6, 3e-6)), 1.0)

@@ -137,7 +137,6 @@ def test_search_is_exact_when_what_is_left_can_be_eliminated(
 @pytest.mark.parametrize("cells", [0.0, 60.0])
 def test_bound_holds_when_little_can_be_eliminated(cells: float, monkeypatch: pytest.MonkeyPatch) -> None:
     search_only(monkeypatch, cells)
-    monkeypatch.setattr(solve_module, "_PART_CELLS", cells)
     gaps = 0
     for network in [*map(dense_network, range(300)), *map(random_network, range(500))]:
         best = optimum(network)
@@ -326,7 +325,6 @@ def test_nothing_costs_nothing() -> None:
 
 def test_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     search_only(monkeypatch, 0.0)
-    monkeypatch.setattr(solve_module, "_PART_CELLS", 0.0)
     heard = 0
     for seed in range(40):
         network, told = dense_network(seed), list[tuple[float, float]]()

@@ -185,7 +185,7 @@ def test_whole_problems_take_a_part_of_the_work() -> None:
     """Parallelisms wait while those before have taken more; all of them come."""
     e = explorer(sent_twice, SLOW)
     e.solved_seconds = np.inf
-    e.run(8, 8)
+    e.run(3, 3)
     assert len(e.seeds) == len(seeds_for(1))
     e.solved_seconds = 0.0
     e.run(200, 200)
