@@ -24,7 +24,7 @@ from benchmarks import large, nets
 from benchmarks.cases import Case
 from models import classifier
 from sbp.errors import SbpError
-from sbp.passes.plan import fold, prices, within
+from sbp.passes.plan import fold, within
 from sbp.passes.plan.priced import PricedStarts
 from sbp.passes.search import explore, limited, search, space
 
@@ -68,7 +68,6 @@ PARTS: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
     "limits near a plan": ((limited.LimitedSpace, "counted_limit", _nothing),),
     "priced starts": ((limited, "priced_starts", lambda *_: PricedStarts()),),
     "plans combined": ((within.LimitedSearch, "_combine", _nothing),),
-    "sweeps of equal layers": ((prices.Prices, "begin_alike", _nothing),),
     "exact at prices": ((within.LimitedSearch, "_look_exactly", _nothing),),
     "kicks": ((within, "_KICKS", 0),),
     "missed loads": ((limited, "missed_loads", lambda *_: ()),),

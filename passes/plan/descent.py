@@ -11,9 +11,8 @@ import numpy as np
 from sbp.passes.plan import forests
 from sbp.passes.plan.budget import Budget, flat_budget
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.flat import edges_of_entries, flat_network
+from sbp.passes.plan.flat import edges_of_entries, flat_network, ranges
 from sbp.passes.plan.fold import Colours, Folded, fold_if_alike
-from sbp.passes.plan.lifted import ranges
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.plan.parts import ceiling_of
 

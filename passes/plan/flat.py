@@ -96,7 +96,7 @@ def flat_network(network: CostNetwork) -> FlatNetwork:
     first = np.searchsorted(node, np.arange(sizes.size + 1))
     earlier = np.bincount(node[other < node], minlength=sizes.size)
     return FlatNetwork(
-        _starts(sizes),
+        starts_of(sizes),
         np.concatenate(network.unary) if network.unary else np.zeros(0),
         first.astype(np.int64),
         (first[:-1] + earlier).astype(np.int64),
@@ -104,7 +104,7 @@ def flat_network(network: CostNetwork) -> FlatNetwork:
         twin,
         # An edge (i, j) with rows i: at j the table as it is, at i its transpose.
         np.concatenate([begins[:, 1], begins[:, 0]])[order],
-        _starts(sizes[node]),
+        starts_of(sizes[node]),
         np.concatenate(parts) if parts else np.zeros(0),
     )
 
@@ -121,7 +121,8 @@ def _entry_order(node: Indices, other: Indices) -> Indices:
     return np.lexsort((other, node))
 
 
-def _starts(lengths: Indices) -> Indices:
+def starts_of(lengths: Indices) -> Indices:
+    """Where each begins of parts one after the other, and where the last one ends."""
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
 
 
@@ -130,3 +131,14 @@ def _filled(values: Table, starts: Indices, ceiling: float) -> Table:
     filled = values.copy()
     filled[places] = least[np.searchsorted(starts, places, side="right") - 1] + ceiling
     return filled
+
+
+def ranges(starts: Indices, lengths: Indices) -> Indices:
+    """`start`, `start + 1`, ... of each, one after the other.
+
+    >>> ranges(np.array([5, 0]), np.array([2, 3]))
+    array([5, 6, 0, 1, 2])
+    """
+    before = np.cumsum(lengths) - lengths
+    found: Indices = np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
+    return found

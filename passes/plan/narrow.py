@@ -11,9 +11,7 @@ import numpy as np
 
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat import Indices
-from sbp.passes.plan.fold import numbers_of
 from sbp.passes.plan.indexed import IndexedNetwork
-from sbp.passes.plan.lifted import gathered, lifted, spread
 from sbp.passes.plan.network import Infeasible, Solution
 from sbp.passes.plan.solve import Progress, solve
 from sbp.passes.plan.wide import sweep_wide, wide_network
@@ -34,14 +32,6 @@ _CELL_SECONDS = 1e-9
 """What a sweep takes for each cell, there and back."""
 _STALLED = 1e-4
 """A pair of sweeps that raises the bound by less than this part of it is the last."""
-_ALIKE = 0.6
-"""They are if at most this part of the nodes is left."""
-_ALIKE_SWEEPS = ((12, 40),)
-"""How far nodes must look alike to be one while layers are swept over together, and pairs of sweeps over one
-node of each class: as many as raise the bound of the whole to its height."""
-_WIDE_SWEEPS = ((4, 40), (12, 15))
-"""The same where cores are large, as on four axes, and a sweep takes long: most are over fewer nodes, among
-which the ends of the program are not told from its middle."""
 
 
 class Narrowing:
@@ -58,23 +48,6 @@ class Narrowing:
         self.bound = -np.inf
         self.rounding = 8.0 * float(np.finfo(dtype).eps)
 
-    def begin_alike(self) -> None:
-        """Begins where sweeps over one node of each class end, if that is worth its time."""
-        kinds = numbers_of([self.network.unary[node] for node in self.network.order])
-        for hops, sweeps in _WIDE_SWEEPS if self.network.cells > _DOUBLE_CELLS else _ALIKE_SWEEPS:
-            small = lifted(self.wide, kinds, hops)
-            if small.stands.size > _ALIKE * small.nodes.size:
-                return
-            theta, messages = gathered(small, self.wide, self.theta, self.messages)
-            unseen = np.zeros(theta.size)
-            for _ in range(sweeps):
-                for forward in (True, False):
-                    sweep_wide(small.wide, theta, messages, unseen, forward, self.rounding)
-                self.effort.count.add(_CELL_SECONDS * small.wide.cells)
-                if self.effort.is_spent:
-                    break
-            self.theta, self.messages = spread(small, self.wide, theta, messages)
-
     def sweep(self) -> None:
         """There and back, once."""
         self.effort.count.add(_CELL_SECONDS * self.wide.cells)
@@ -87,7 +60,6 @@ class Narrowing:
 
     def converge(self) -> None:
         """Sweeps until they hardly raise the bound."""
-        self.begin_alike()
         while True:
             before = self.bound
             self.sweep()

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sbp.passes.plan import forests, sweeps
+from sbp.passes.plan import forests
 from sbp.passes.plan.budget import FlatBudget, Load
-from sbp.passes.plan.dual import SWEPT_CELL_SECONDS, Dual
+from sbp.passes.plan.dual import Dual
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat import FlatNetwork, Indices
-from sbp.passes.plan.fold import numbers_of
-from sbp.passes.plan.lifted import gathered, lifted_flat, spread
 from sbp.passes.plan.network import Table
 
 _PATIENCE = 8
@@ -34,15 +32,6 @@ _FIRST_HOPE = 0.05
 """Rise hoped for at first, as a part of the bound."""
 _LEAST_HOPE = 1e-5
 """Below this part of the bound hope starts again."""
-_ALIKE_HOPS = 4
-"""How far nodes must look alike to be swept as one,"""
-_ALIKE = 0.6
-"""which is worth while if at most this part of them is left."""
-_ALIKE_SWEEPS, _ALIKE_ROUNDS = 50, 20
-"""Pairs of sweeps over those alike between two looks at the bound, and so many looks at the most."""
-_ALIKE_RISE = 1e-2
-"""Of the bound, times what part of the nodes is left: rounds that raise it by less are the last. The fewer
-are left, the cheaper are they beside sweeps over all."""
 
 
 @dataclass(frozen=True)
@@ -115,30 +104,6 @@ class Prices:
         if not self.are_held:
             self._level(swept, cost)
         return states
-
-    def begin_alike(self, effort: Effort) -> None:
-        """Sweeps over nodes that look alike at the prices of now, of each class over one: a network of many
-        layers is where its sweeps would lead in the time of few. To be called before the first step."""
-        dual = self.dual
-        small = lifted_flat(dual.flat, numbers_of(self.flat.split(dual.theta)), _ALIKE_HOPS)
-        part = small.stands.size / max(1, small.nodes.size)
-        if part > _ALIKE:
-            return
-        lower = -np.inf
-        theta, messages = gathered(small, dual.flat, dual.theta, dual.messages)
-        for _ in range(_ALIKE_ROUNDS):
-            for _ in range(_ALIKE_SWEEPS):
-                for forward in (True, False):
-                    sweeps.sweep(small.wide, theta, messages, sweeps.no_excess(), forward)
-                effort.count.add(2 * SWEPT_CELL_SECONDS * small.wide.cells)
-                if effort.is_spent:
-                    break
-            dual.theta, dual.messages = spread(small, dual.flat, theta, messages)
-            before, lower = lower, dual.bound() - self._paid_back()
-            if lower - before < _ALIKE_RISE * part * abs(lower + self.constant) or effort.is_spent:
-                break
-        if lower > self.lower:
-            self.lower, self.best = lower, self.at
 
     def excess(self) -> Table:
         """What each state of each node at least adds to the bound, at the prices of now."""

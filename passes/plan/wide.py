@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.compat.machine_code import compiled
-from sbp.passes.plan.flat import Indices
+from sbp.passes.plan.flat import Indices, starts_of
 from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable
 from sbp.passes.plan.network import Table
 
@@ -225,8 +225,3 @@ def _finite(core: Table) -> Table:
         return core
     finite = core[core < np.inf]
     return np.where(core < np.inf, core, 10.0 * finite.max(initial=0.0) + 0.01)
-
-
-def starts_of(lengths: Indices) -> Indices:
-    """Where each begins of parts one after the other, and where the last one ends."""
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])

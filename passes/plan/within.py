@@ -207,8 +207,6 @@ class LimitedSearch(Improving):
         stalled = 0
         self._combine()
         self._try_dear()
-        if self.rounds == 0 and self.flat.sizes.size >= _CHARGED_NODES:
-            self.prices.begin_alike(self.effort)
         most = _PART_STALLED_ROUNDS if self.is_part else _STALLED_ROUNDS
         while stalled < most or (math.isfinite(self.effort.end) and not self.good_gap):
             before = self.cost, self.prices.lower

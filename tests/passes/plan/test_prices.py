@@ -18,7 +18,7 @@ from sbp.passes.plan.reduce import reduce_network
 from sbp.passes.plan.solve import solve
 from sbp.passes.plan.within import LimitedSearch
 from tests.passes.plan.brute import brute_force_within
-from tests.passes.plan.budgets import feasible_problems, problem
+from tests.passes.plan.budgets import feasible_problems
 
 
 @pytest.mark.full
@@ -61,63 +61,6 @@ def test_prices_to_begin_with_stay_until_they_have_proven_what_they_can(
     assert (search.prices.at != charged).any()
     found = search.run()
     assert found.fits and found.bound <= found.cost
-
-
-def many_layers(n: int) -> tuple[CostNetwork, Budget]:
-    """Equal rings in a row; what all hold at first is what is short."""
-    rng = np.random.default_rng(1)
-    around, onward = [rng.random((5, 5)) for _ in range(6)], rng.random((5, 5))
-    costs, sizes = [rng.random(5) for _ in range(6)], [rng.integers(1, 9, 5).astype(float) for _ in range(6)]
-    edges = [(6 * k + i, 6 * k + i + 1, around[i]) for k in range(n) for i in range(5)]
-    edges += [(6 * k + i, 6 * k + i + 3, around[5]) for k in range(n) for i in range(3)]
-    edges += [(6 * k + 2 * i, 6 * k + 6 + i, onward) for k in range(n - 1) for i in range(3)]
-    network = CostNetwork(tuple(costs[i] for _ in range(n) for i in range(6)), tuple(edges))
-    loads = tuple(Load(6 * k + i, 0, 2, sizes[i]) for k in range(n) for i in range(6))
-    return network, Budget(loads, 2.2 * len(loads))
-
-
-def test_layers_that_are_alike_are_priced_at_once() -> None:
-    """After sweeps over one of them the bound is about what hundreds over all of them prove."""
-    network, budget = many_layers(60)
-    flat = flat_network(network)
-    few, many = (
-        Prices(flat, flat_budget(flat, budget.loads, budget.limit), 1e3, 0.0, Effort()) for _ in range(2)
-    )
-    states = np.zeros(flat.turn.size, dtype=np.int64)
-    for prices in (few, many):
-        prices.charge(np.full(prices.at.size, 0.05))
-        prices.are_held = True
-    few.begin_alike(Effort())
-    alone = few.lower
-    assert alone > -math.inf
-    rest = _moved_cost(few, states), _moved_cost(many, states)
-    assert rest[0] == pytest.approx(rest[1])
-    for _ in range(10):
-        few.step(math.inf)
-    for _ in range(300):
-        many.step(math.inf)
-    assert many.lower * (1 - 1e-3) <= few.lower <= solve_at(network, budget, 0.05) * (1 + 1e-9)
-    fresh = Prices(flat, flat_budget(flat, budget.loads, budget.limit), 1e3, 0.0, Effort())
-    fresh.charge(np.full(fresh.at.size, 0.05))
-    fresh.are_held = True
-    fresh.step(math.inf)
-    assert fresh.lower < alone <= few.lower
-
-
-def solve_at(network: CostNetwork, budget: Budget, price: float) -> float:
-    """The bound that a price for a byte proves at the most."""
-    unary = list(network.unary)
-    for load in budget.loads:
-        unary[load.node] = unary[load.node] + price * load.bytes
-    return solve(CostNetwork(tuple(unary), network.edges)).cost - price * budget.limit
-
-
-def test_where_no_layers_are_alike_nothing_is_swept_at_once() -> None:
-    network, budget = problem(5, 0.9)
-    flat = flat_network(network)
-    prices = Prices(flat, flat_budget(flat, budget.loads, budget.limit), 1e3, 0.0, Effort())
-    prices.begin_alike(Effort())
-    assert prices.lower == -math.inf and not prices.dual.messages.any()
 
 
 def test_a_price_stands_at_the_time_that_is_short() -> None:
