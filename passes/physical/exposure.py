@@ -25,8 +25,6 @@ from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.views import communication_of
 
-LEAST_SHARE = 0.02
-"""What a hidden collective counts: of plans that hide all, the search shall find the one that sends least."""
 UNSEEN_SHARE = 0.3
 """What a collective counts where the plan sends nothing in the same phase of the step."""
 
@@ -177,8 +175,7 @@ class Exposure:
             found["talk", variable] = times.waited[node.id] / own if own else UNSEEN_SHARE
         old = before or {}
         return {
-            g: damping * old.get(g, 1.0) + (1.0 - damping) * min(1.0, max(LEAST_SHARE, share))
-            for g, share in found.items()
+            g: damping * old.get(g, 1.0) + (1.0 - damping) * min(1.0, share) for g, share in found.items()
         }
 
     def waits(self, times: StepTimes) -> dict[Hashable, float]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -26,6 +26,15 @@ class Load:
     start: int
     end: int
     bytes: Table
+
+
+def loads_on(loads: Iterable[Load], kept: Sequence[NDArray[np.intp]]) -> tuple[Load, ...]:
+    """Loads of nodes that have only some of their states.
+
+    Arguments:
+      kept: per node, which.
+    """
+    return tuple(x if x.node < 0 else replace(x, bytes=x.bytes[kept[x.node]]) for x in loads)
 
 
 @dataclass(frozen=True, slots=True)

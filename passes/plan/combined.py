@@ -8,12 +8,12 @@ for all states (a column generation: Dantzig and Wolfe, 1960).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sbp.passes.plan.budget import Load
+from sbp.passes.plan.budget import Load, loads_on
 from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.plan.parts import restricted
@@ -64,8 +64,7 @@ def together(network: CostNetwork, loads: Sequence[Load], among: Sequence[Indice
     is_new = np.ones(columns.shape, dtype=np.bool_)
     is_new[1:] = columns[1:] != columns[:-1]
     kept = tuple(columns[is_new[:, k], k].astype(np.intp) for k in range(columns.shape[1]))
-    own = tuple(x if x.node < 0 else replace(x, bytes=x.bytes[kept[x.node]]) for x in loads)
-    return Together(restricted(network, kept), own, kept)
+    return Together(restricted(network, kept), loads_on(loads, kept), kept)
 
 
 def cheapest_states(excess: Sequence[Table], count: int = FEW) -> list[Indices]:

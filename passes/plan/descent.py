@@ -11,28 +11,13 @@ import numpy as np
 from sbp.passes.plan import forests
 from sbp.passes.plan.budget import Budget, flat_budget
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.flat import edges_of_entries, flat_network, ranges
+from sbp.passes.plan.flat import entries_of, flat_network, ranges
 from sbp.passes.plan.fold import Colours, Folded, fold_if_alike
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.plan.parts import ceiling_of
 
-MOVES = 200
-"""Moves between two looks at what they gained, of as many nodes as there are, and so many at the least."""
-ROUNDS = 12
-"""Of so many moves, at the most."""
-GAINED = 1e-6
-"""Of the cost: a round that gains less is the last."""
-NOISE = 1e-12
-"""Of the cost: a move that gains less is none."""
-FOREST_NODES = 4096
-"""In a move, at the most."""
 LEAST_PART = 0.01
 """Of a table counts at least this: what is forbidden stays dear."""
-DISCOUNTS = (1.0, 0.5, 0.0)
-"""Parts of what bytes cost, in turn: at full prices nobody takes the room that is left for what is little
-worth."""
-MOVED_CELL_SECONDS = 2e-9
-"""What moving a node takes for each cell of its tables."""
 
 
 class Descent:
@@ -58,13 +43,14 @@ class Descent:
         self.first = {k: node for node, k in reversed(list(enumerate(self.classes)))}
         self.ceiling = ceiling_of(small) / LEAST_PART
         self.flat = flat_network(small).filled(self.ceiling)
-        self.kinds = np.array(folded.kinds, dtype=np.int64)[edges_of_entries(small)]
+        order = entries_of(small.edges, len(small.unary)).order
+        self.kinds = np.array(folded.kinds, dtype=np.int64)[order % max(1, len(small.edges))]
         self.limit = budget.limit if budget else np.inf
         self.budget = flat_budget(self.flat, budget.loads if budget else (), self.limit)
         sizes = np.array([theta.size for theta in network.unary])
         self.places = ranges(self.flat.offsets[list(self.classes)], sizes)
         self.prices = self.theta(network.unary if charged is None else charged) - self.theta(network.unary)
-        self.discounts = (0.0,) if charged is None else DISCOUNTS
+        self.discounts = (0.0,) if charged is None else forests.DISCOUNTS
 
     def theta(self, unary: Sequence[Table]) -> Table:
         """What states of classes cost, where those of nodes cost so much."""
@@ -95,15 +81,10 @@ class Descent:
         more = 0.0 if limit is None else limit - self.limit
         budget = self.budget._replace(room=self.budget.room + more)
         work = forests.workplace(flat, budget, 1, np.maximum(parts[self.kinds], LEAST_PART))
-        use, idle = forests.use_of(budget, states), 0
-        nodes = max(states.size, MOVES)
-        for k in range(ROUNDS):
-            gained, nearer = forests.improve(
-                flat, budget, theta + self.discounts[k % len(self.discounts)] * self.prices, work,
-                states, use, MOVES, nodes, FOREST_NODES, NOISE * cost,
-            )  # fmt: skip
-            effort.count.add(MOVED_CELL_SECONDS * nodes * (1 + flat.cells / max(1, states.size)))
-            idle = idle + 1 if nearer == 0.0 and gained >= -GAINED * cost else 0
-            if idle == len(self.discounts) or effort.is_spent:
-                break
+
+        def priced(k: int, _: Table) -> Table:
+            priced: Table = theta + self.discounts[k % len(self.discounts)] * self.prices
+            return priced
+
+        forests.improve_in_rounds(flat, budget, priced, work, states, cost, effort, len(self.discounts))
         return tuple(states[list(self.classes)].tolist())

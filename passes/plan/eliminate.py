@@ -2,8 +2,7 @@
 
 import heapq
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,12 +12,6 @@ from sbp.passes.plan.tables import TableStore
 
 _BLOCK_CELLS = 1 << 17
 """Cells of a bucket worked on at a time: they fit the second level of cache."""
-_HOPELESS = 64
-"""When the quick order needs a bucket this many times too large, no careful order is tried."""
-_CHEAP_CELLS = 1e7
-"""An elimination this cheap needs no better order."""
-_DENSE_DEGREE = 40
-"""From this degree on, all pairs of neighbours count as unconnected: counting them would take too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,71 +63,29 @@ class Elimination:
 
 
 def plan_elimination(
-    network: CostNetwork, *, max_cells: float, max_result_cells: float = math.inf, careful: bool = True
+    network: CostNetwork, *, max_cells: float, max_result_cells: float = math.inf
 ) -> Elimination | None:
-    """The cheapest of a quick and, if careful and not hopeless, two slower greedy elimination orders.
+    """An elimination in a greedy order: the node with the smallest bucket first.
 
     None if its distinct buckets would have more than `max_cells` cells, or their results more than
     `max_result_cells` (8 bytes each, held until the end).
     """
     sizes = [theta.size for theta in network.unary]
     pairs = {(min(i, j), max(i, j)) for i, j, _ in network.edges if i != j and 1 not in (sizes[i], sizes[j])}
-    quick = _order(sizes, pairs, _size, max_cells * (_HOPELESS if careful else 1))
-    if quick is None:
-        return None
-    best = _plan(network, quick, max_cells, max_result_cells)
-    if careful and (best is None or best.cells > _CHEAP_CELLS):
-        for weight in (_weighted_fill, _size_and_fill):
-            order = _order(sizes, pairs, weight, max_cells)
-            if order is not None:
-                best = _plan(network, order, best.cells if best else max_cells, max_result_cells) or best
-    return best
+    order = _order(sizes, pairs, max_cells)
+    return None if order is None else _plan(network, order, max_cells, max_result_cells)
 
 
-_Around = Sequence[set[int]]
-_Weight = Callable[[int, int, Sequence[int], _Around], tuple[float, float]]
-
-
-def _size(cells: int, node: int, sizes: Sequence[int], around: _Around) -> tuple[float, float]:
-    """Size of the bucket; neighbours."""
-    return cells, len(around[node])
-
-
-def _weighted_fill(cells: int, node: int, sizes: Sequence[int], around: _Around) -> tuple[float, float]:
-    """Cells of the pair tables that eliminating the node would newly fill; size of its bucket."""
-    return _fill(node, sizes, around), cells
-
-
-def _size_and_fill(cells: int, node: int, sizes: Sequence[int], around: _Around) -> tuple[float, float]:
-    """Bits of the bucket's size plus newly connected pairs."""
-    fill = _fill(node, None, around)
-    return math.log2(cells) + fill, fill
-
-
-def _fill(node: int, sizes: Sequence[int] | None, around: _Around) -> float:
-    """Pairs of neighbours not connected yet, each counted with the size of its table if sizes are given."""
-    near = sorted(around[node])
-    if len(near) > _DENSE_DEGREE:
-        return float(len(near) if sizes is None else sum(sizes[other] for other in near)) ** 2
-    fill = 0
-    for k, a in enumerate(near):
-        missing = [b for b in near[:k] if b not in around[a]]
-        fill += len(missing) if sizes is None else sizes[a] * sum(sizes[b] for b in missing)
-    return float(fill)
-
-
-def _order(
-    sizes: Sequence[int], pairs: Iterable[tuple[int, int]], weight: _Weight, max_cells: float
-) -> list[int] | None:
-    """Nodes by least weight at their turn; None when a bucket gets too large."""
+def _order(sizes: Sequence[int], pairs: Iterable[tuple[int, int]], max_cells: float) -> list[int] | None:
+    """Nodes by the sizes of their buckets, and their neighbours, at their turn; None when a bucket gets too
+    large."""
     around: list[set[int]] = [set() for _ in sizes]
     for i, j in pairs:
         around[i].add(j)
         around[j].add(i)
 
-    def judge(node: int) -> tuple[float, float]:
-        cells = sizes[node] * math.prod(sizes[other] for other in around[node])
-        return (math.inf, math.inf) if cells > max_cells else weight(cells, node, sizes, around)
+    def judge(node: int) -> tuple[float, int]:
+        return sizes[node] * math.prod(sizes[other] for other in around[node]), len(around[node])
 
     now = [judge(node) for node in range(len(sizes))]
     heap = [(now[node], node) for node in range(len(sizes))]
@@ -145,20 +96,14 @@ def _order(
         seen, node = heapq.heappop(heap)
         if done[node] or seen != now[node]:
             continue
-        near = around[node]
-        if seen[0] == math.inf:
+        if seen[0] > max_cells:
             return None
         done[node] = True
         order.append(node)
-        joined = any(not near <= around[other] | {other} for other in near)
-        for other in near:
+        near = around[node]
+        for other in sorted(near):
             around[other] |= near
             around[other] -= {node, other}
-        affected = set(near)
-        if joined and weight is not _size:  # pairs among `near` count in the fill of whoever is next to both
-            beside = Counter(third for other in near for third in around[other])
-            affected.update(third for third, times in beside.items() if times > 1)
-        for other in sorted(affected):
             now[other] = judge(other)
             heapq.heappush(heap, (now[other], other))
     return order

@@ -7,6 +7,7 @@ lie next to each other in memory. Equal tables (the same object) are there once,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -75,8 +76,6 @@ def flat_network(network: CostNetwork) -> FlatNetwork:
     array([0, 2, 5])
     """
     sizes = np.array([theta.size for theta in network.unary], dtype=np.int64)
-    low = np.array([i for i, _, _ in network.edges], dtype=np.int64)
-    high = np.array([j for _, j, _ in network.edges], dtype=np.int64)
     places: dict[int, tuple[int, int]] = {}  # of each table: where it and its transpose begin
     parts: list[Table] = []
     used = 0
@@ -86,39 +85,50 @@ def flat_network(network: CostNetwork) -> FlatNetwork:
             parts += [table.reshape(-1), table.T.reshape(-1)]
             used += 2 * table.size
     begins = np.array([places[id(table)] for _, _, table in network.edges], dtype=np.int64).reshape(-1, 2)
-    node, other = np.concatenate([low, high]), np.concatenate([high, low])
-    order = _entry_order(node, other)
-    position = np.empty(order.size, dtype=np.int64)
-    position[order] = np.arange(order.size)
-    edges = len(network.edges)
-    twin = position[np.where(order < edges, order + edges, order - edges)]
-    node, other = node[order], other[order]
-    first = np.searchsorted(node, np.arange(sizes.size + 1))
-    earlier = np.bincount(node[other < node], minlength=sizes.size)
+    entries = entries_of(network.edges, sizes.size)
     return FlatNetwork(
         starts_of(sizes),
         np.concatenate(network.unary) if network.unary else np.zeros(0),
-        first.astype(np.int64),
-        (first[:-1] + earlier).astype(np.int64),
-        other,
-        twin,
+        entries.first,
+        entries.turn,
+        entries.other,
+        entries.twin,
         # An edge (i, j) with rows i: at j the table as it is, at i its transpose.
-        np.concatenate([begins[:, 1], begins[:, 0]])[order],
-        starts_of(sizes[node]),
+        np.concatenate([begins[:, 1], begins[:, 0]])[entries.order],
+        starts_of(sizes[entries.node]),
         np.concatenate(parts) if parts else np.zeros(0),
     )
 
 
-def edges_of_entries(network: CostNetwork) -> Indices:
-    """`[2 m]`, the edge of each entry of the network once it is flat."""
-    ends = np.array([(i, j) for i, j, _ in network.edges], dtype=np.int64).reshape(-1, 2)
-    order = _entry_order(ends.T.reshape(-1), ends.T[::-1].reshape(-1))
-    return order % max(1, len(network.edges))
+class Entries(NamedTuple):
+    """Edges, each entered at both of its ends, by their nodes.
+
+    Arguments:
+      order: `[2 m]`, the place of an entry among the edges as they are and then turned round.
+      node: `[2 m]`, at which each is.
+      first, turn, other, twin: as of `FlatNetwork`.
+    """
+
+    order: Indices
+    node: Indices
+    first: Indices
+    turn: Indices
+    other: Indices
+    twin: Indices
 
 
-def _entry_order(node: Indices, other: Indices) -> Indices:
-    """Edges as they are, then turned round, by their nodes."""
-    return np.lexsort((other, node))
+def entries_of(edges: Sequence[tuple[int, int, object]], nodes: int) -> Entries:
+    """The entries of edges among so many nodes."""
+    low, high = np.array([(i, j) for i, j, _ in edges], dtype=np.int64).reshape(-1, 2).T
+    node, other, m = np.concatenate([low, high]), np.concatenate([high, low]), len(edges)
+    order = np.lexsort((other, node))
+    position = np.empty(2 * m, dtype=np.int64)
+    position[order] = np.arange(2 * m)
+    twin = position[np.where(order < m, order + m, order - m)]
+    node, other = node[order], other[order]
+    first = np.searchsorted(node, np.arange(nodes + 1)).astype(np.int64)
+    turn = first[:-1] + np.bincount(node[other < node], minlength=nodes)
+    return Entries(order, node, first, turn, other, twin)
 
 
 def starts_of(lengths: Indices) -> Indices:

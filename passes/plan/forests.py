@@ -6,14 +6,32 @@ changing any of them alone do not hold it up. Bytes have a price in a move; whet
 what it costs and by what it keeps alive.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from sbp.compat.machine_code import compiled
 from sbp.passes.plan.budget import FlatBudget
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat import FlatNetwork, Indices
 from sbp.passes.plan.network import Table
+
+MOVES = 200
+"""Moves of a round, at the most."""
+MOVE_ROUNDS = 9
+"""Rounds of moves from one assignment, at the most."""
+FOREST_NODES = 4096
+"""Of the forest of a move, at the most."""
+NOISE = 1e-10
+"""Of the cost: a move that gains less is none."""
+GAINED = 1e-6
+"""Of the cost: a round that gains less has gained nothing."""
+MOVED_CELL_SECONDS = 2e-9
+"""What moving a node takes for each cell of its tables."""
+DISCOUNTS = (1.0, 0.5, 0.0)
+"""Parts of what bytes cost, in turn: at full prices nobody takes the room that is left for what is little
+worth."""
 
 
 class Workplace(NamedTuple):
@@ -298,3 +316,34 @@ def improve(
             gained += cost
             excess += over
     return gained, excess
+
+
+def improve_in_rounds(
+    flat: FlatNetwork,
+    budget: FlatBudget,
+    priced: Callable[[int, Table], Table],
+    work: Workplace,
+    states: Indices,
+    cost: float,
+    effort: Effort,
+    kinds: int = 1,
+) -> None:
+    """Moves in rounds, of about as many nodes as there are, until some rounds gain nothing.
+
+    Arguments:
+      priced: the costs of states with those of their bytes, by the number of the round and the use.
+      states: changed in place.
+      cost: about what assignments cost.
+      kinds: of costs, which rounds take in turn; so many without gain are the last.
+    """
+    use, idle = use_of(budget, states), 0
+    nodes = max(states.size, MOVES)
+    for k in range(MOVE_ROUNDS):
+        theta = priced(k, use)
+        gained, nearer = improve(
+            flat, budget, theta, work, states, use, MOVES, nodes, FOREST_NODES, NOISE * cost
+        )
+        effort.count.add(MOVED_CELL_SECONDS * nodes * (1 + flat.cells / max(1, states.size)))
+        idle = idle + 1 if nearer == 0.0 and gained >= -GAINED * cost else 0
+        if idle == kinds or effort.is_spent:
+            break

@@ -17,6 +17,7 @@ from sbp.passes.plan.dual import Dual
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat import flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Solution, Table
+from sbp.passes.plan.parts import ceiling_of, restricted
 from sbp.passes.plan.reduce import Reduction, reduce_network
 from sbp.passes.plan.solve import solve
 
@@ -119,10 +120,8 @@ class _Kernel:
         kernel = self.reduction.kernel
         if not kernel.unary:
             return []
-        finite = [t[np.isfinite(t)] for t in (*kernel.unary, *(t for _, _, t in kernel.edges))]
-        ceiling = 1e-9 + sum(float(t.max() - t.min()) for t in finite if t.size)
         flat = flat_network(kernel)
-        dual = Dual(flat, ceiling)
+        dual = Dual(flat, ceiling_of(kernel))
         for _ in range(SWEEPS):
             dual.sweep(forward=True)
             dual.sweep(forward=False)
@@ -163,12 +162,7 @@ class _Kernel:
         if any(not keep.size for keep in left.values()):
             raise Infeasible()
         full = [left.get(k, np.arange(theta.size)) for k, theta in enumerate(kernel.unary)]
-        unary = tuple(theta[keep] for theta, keep in zip(kernel.unary, full, strict=True))
-        edges = tuple(
-            (i, j, table[np.ix_(full[i], full[j])] if i in left or j in left else table)
-            for i, j, table in kernel.edges
-        )
-        found = solve(CostNetwork(unary, edges), effort=effort)
+        found = solve(restricted(kernel, full), effort=effort)
         if found.cost == math.inf:
             return Solution((), math.inf, self.reduction.constant + found.bound)
         states = self.reduction.expand([int(k[s]) for k, s in zip(full, found.states, strict=True)])

@@ -9,17 +9,18 @@ its body.
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sbp.passes.plan.budget import Budget
+from sbp.passes.plan.budget import Budget, loads_on
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.model import ChosenSignatures
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
+from sbp.passes.plan.parts import restricted
 from sbp.passes.plan.reduce import reduce_network
 from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.solve import solve
@@ -115,12 +116,8 @@ class _Priced:
 
     def __init__(self, network: CostNetwork, budget: Budget, kept: Sequence[Indices], effort: Effort) -> None:
         self.kept, self.busy, self.effort = kept, np.zeros(0, dtype=np.int64), effort
-        loads = tuple(
-            x if x.node < 0 else replace(x, bytes=x.bytes[kept[x.node]])
-            for x in budget.loads
-            if x.start < x.end
-        )
-        self.reduction = reduce_network(_narrowed(network, kept), effort, loads)
+        loads = loads_on((x for x in budget.loads if x.start < x.end), kept)
+        self.reduction = reduce_network(restricted(network, kept), effort, loads)
 
     def solved(self, price: float) -> tuple[int, ...]:
         """The cheapest states at a price for a byte at all busy times."""
@@ -138,18 +135,6 @@ class _Priced:
             found = solve(network, proves=False)
         states = self.reduction.expand(found.states)
         return tuple(int(kept[k]) for kept, k in zip(self.kept, states, strict=True))
-
-
-def _narrowed(network: CostNetwork, kept: Sequence[Indices]) -> CostNetwork:
-    """A network on some states of its nodes; equal tables stay one object."""
-    keys, known = [k.tobytes() for k in kept], dict[Hashable, Table]()
-    edges = []
-    for i, j, table in network.edges:
-        key = id(table), keys[i], keys[j]
-        if key not in known:
-            known[key] = table[np.ix_(kept[i], kept[j])]
-        edges.append((i, j, known[key]))
-    return CostNetwork(tuple(u[k] for u, k in zip(network.unary, kept, strict=True)), tuple(edges))
 
 
 def _as_fastest(model: RoomModel, fastest: ChosenSignatures) -> list[Indices]:

@@ -16,7 +16,7 @@ from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.eliminate import Elimination, plan_elimination
 from sbp.passes.plan.flat import Indices, flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Solution, Table
-from sbp.passes.plan.parts import least_of, parts_of, restricted
+from sbp.passes.plan.parts import ceiling_of, least_of, parts_of, restricted
 from sbp.passes.plan.reduce import reduce_network
 
 _DIRECT_CELLS = 1e8
@@ -85,11 +85,11 @@ class _Manner:
         """The same, and nobody is told: for a search inside a search."""
         return replace(self, watch=None)
 
-    def plan(self, network: CostNetwork, max_cells: float, *, careful: bool = True) -> Elimination | None:
+    def plan(self, network: CostNetwork, max_cells: float) -> Elimination | None:
         """An elimination of this size that fits into the effort left; it counts as run."""
         self.effort.count.add(_PLANNED_SECONDS * (len(network.unary) + len(network.edges)))
         most = min(max_cells, self.effort.left / _CELL_SECONDS, math.inf if self.proves else _LOOK_CELLS)
-        found = plan_elimination(network, max_cells=most, max_result_cells=_RESULT_CELLS, careful=careful)
+        found = plan_elimination(network, max_cells=most, max_result_cells=_RESULT_CELLS)
         if found is not None:
             self.effort.count.add(_CELL_SECONDS * found.cells)
         return found
@@ -149,7 +149,7 @@ def _solve_parts(network: CostNetwork, start: Sequence[int] | None, manner: _Man
 
 
 def _solve_part(network: CostNetwork, start: Sequence[int] | None, manner: _Manner) -> Solution:
-    elimination = manner.plan(network, _DIRECT_CELLS, careful=False)
+    elimination = manner.plan(network, _DIRECT_CELLS)
     if elimination is not None:
         states = elimination.run()
         cost = network.cost(states)
@@ -202,8 +202,7 @@ class _Search:
         """What infinite entries may cost more than the least entry of their table, without loss."""
         if math.isfinite(self.cost):
             return self.cost - least_of(self.network) + 1e-6 * (abs(self.cost) + abs(least_of(self.network)))
-        tables = [*self.network.unary, *(table for _, _, table in self.network.edges)]
-        return 1e-9 + sum(float(table[table < np.inf].max() - table.min()) for table in tables)
+        return ceiling_of(self.network)
 
     def _sweep(self, dual: Dual) -> list[Table]:
         """A round of sweeps. Returns, for each state, a lower bound on the cost of assignments with it."""
@@ -265,7 +264,7 @@ class _Search:
             # Fewer states can cost more: where layers keep different ones their tables are no longer equal.
             kept = self._below(at_least, math.inf if fraction == math.inf else threshold)
             cells = _FINAL_CELLS if whole else _PARTIAL_CELLS
-            elimination = self.manner.plan(restricted(self.network, kept), cells, careful=whole)
+            elimination = self.manner.plan(restricted(self.network, kept), cells)
             if elimination is None:
                 continue
             gap = self.cost - self.lower

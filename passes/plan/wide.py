@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.compat.machine_code import compiled
-from sbp.passes.plan.flat import Indices, starts_of
+from sbp.passes.plan.flat import Indices, entries_of, starts_of
 from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable
 from sbp.passes.plan.network import Table
 
@@ -135,32 +135,24 @@ def wide_network(network: IndexedNetwork, dtype: type) -> Wide:
     place[network.order] = np.arange(network.order.size)
     sizes = np.array([network.unary[node].size for node in network.order], dtype=np.int64)
     cores = _Cores(dtype)
-    ends, kinds = [], []
+    edges, kinds = list[tuple[int, int, None]](), list[_Kind]()
     for i, j, table in network.edges:
         if i == j:
             raise ValueError("indexed network: an edge joins two nodes")
         kind = cores.put(table)
         later = place[i] < place[j]
-        ends.append((place[i], place[j]) if later else (place[j], place[i]))
+        edges.append((place[i], place[j], None) if later else (place[j], place[i], None))
         kinds.append(kind if later else kind.turned())
-    low, high = np.array(ends, dtype=np.int64).reshape(-1, 2).T
-    m = low.size
-    node, other = np.concatenate([low, high]), np.concatenate([high, low])
+    entries = entries_of(edges, sizes.size)
     # An entry's core has the other end's classes as rows: at the earlier node that is the turned one.
-    both = np.array([k.turned() for k in kinds] + kinds, dtype=np.int64).reshape(-1, 6)
-    order = np.lexsort((other, node))
-    position = np.empty(2 * m, dtype=np.int64)
-    position[order] = np.arange(2 * m)
-    node, other, both = node[order], other[order], both[order]
-    first = np.searchsorted(node, np.arange(sizes.size + 1)).astype(np.int64)
-    earlier = np.bincount(node[other < node], minlength=sizes.size)
+    both = np.array([k.turned() for k in kinds] + kinds, dtype=np.int64).reshape(-1, 6)[entries.order]
     return Wide(
         starts_of(sizes),
-        first,
-        (first[:-1] + earlier).astype(np.int64),
-        other,
-        position[np.where(order < m, order + m, order - m)],
-        starts_of(sizes[node]),
+        entries.first,
+        entries.turn,
+        entries.other,
+        entries.twin,
+        starts_of(sizes[entries.node]),
         both[:, 1].copy(),
         both[:, 3].copy(),
         both[:, 4].copy(),

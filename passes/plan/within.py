@@ -55,10 +55,8 @@ _EXACT_SHARE, _EXACT_SECONDS = 0.3, 20.0
 """Part of the effort left for one exact solution at fixed prices, and so many seconds at the most."""
 _CHARGED_NODES = 500
 """Networks of fewer nodes are told no prices to begin with."""
-_NOISE = 1e-10
-"""Improvements below this part of the cost are not sought."""
 _PROGRESS = 1e-5
-"""... nor does the search go on for less than this part, without a time limit."""
+"""The search does not go on for less than this part of the cost, without a time limit."""
 
 
 def solve_within(
@@ -226,8 +224,7 @@ class LimitedSearch(Improving):
             if self.prices.are_held and k % _HELD_STEPS == 0:
                 size = abs(self.reduction.constant + self.prices.lower)
                 self.prices.are_held, since = self.prices.lower - since > _HELD * size, self.prices.lower
-        self.noise = _NOISE * abs(self.reduction.constant + self.prices.lower)
-        self.least_gain = 100.0 * self.noise
+        self.noise = forests.NOISE * abs(self.reduction.constant + self.prices.lower)
         risen = self.prices.lower - before
         size = abs(self.reduction.constant + self.prices.lower)
         stand = risen < _STANDING * size

@@ -25,10 +25,6 @@ PERIOD = 4
 best plan; the first goes on with the chain that promises most."""
 SOLVED_PART = 0.6
 """Of the work, for solutions of whole problems; plans near others take the rest."""
-PATIENCE = 0.01
-"""A chain counts as so much longer for each plan that was looked at in it: others have their turn."""
-LOST = 1.05
-"""At a plan whose step is so many times the shortest of its chain that ends."""
 DAMPING = 0.5
 """How much of the shares stays from plan to plan."""
 NEAR_SECONDS, NEAR_TURNS = 1.0, 6
@@ -64,10 +60,9 @@ class PlanChain:
     looks: int = 0
     is_over: bool = False
 
-    @property
-    def promise(self) -> float:
-        """The lower, the sooner it is gone on with."""
-        return self.best.priced_seconds * (1.0 + PATIENCE) ** self.looks
+
+def _promise(chain: PlanChain) -> float:
+    return chain.best.priced_seconds
 
 
 class Explorer:
@@ -113,7 +108,7 @@ class Explorer:
         """
         self.turns += 1
         turn, last = self.turns % PERIOD, self.chains[-1]
-        chain = min((c for c in self.chains if not c.is_over), key=lambda c: c.promise, default=None)
+        chain = min((c for c in self.chains if not c.is_over), key=_promise, default=None)
         if turn == 0:
             self.look_near()
         elif self.seeds and (chain is None or (turn == 2 and self.may_solve)):
@@ -148,8 +143,6 @@ class Explorer:
         chain.at = found
         if found.priced_seconds < chain.best.priced_seconds:
             chain.best = found
-        elif found.priced_seconds > LOST * chain.best.priced_seconds:
-            chain.is_over = True
 
     def found(self, chain: PlanChain, shares: Shares) -> PlanCandidate | None:
         """The plan that a chain leads to: one near its last, or the cheapest of all.
