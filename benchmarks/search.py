@@ -1,10 +1,13 @@
 """Twelve programs, planned as they are and with each part of the search left out: what every part is worth.
 
     python -m benchmarks.search [gpt unet ...] [--parts 1,0.6] [--placement 2x4] [--without "shaken shares"]
+    python -m benchmarks.search [gpt unet ...] [--parts 1,0.6] [--placement 2x4] --constants all
 
 `--parts` are limits on memory, as parts of what the plan without a limit needs; `--effort` is that of the
 options. Steps are estimated, of absent H100s. Left out are the parts that are named, one after the other;
 `--without all` leaves out each. A part that wins less than 1 % on all programs is not worth its lines.
+`--constants` says what half and double of constants of the search (passes/plan/constants.py) do: the smallest
+and the largest step, and the CPU seconds of all, of the usual.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import argparse
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +27,7 @@ from benchmarks import large, nets
 from benchmarks.cases import Case
 from models import classifier
 from sbp.errors import SbpError
-from sbp.passes.plan import fold, within
-from sbp.passes.plan.priced import PricedStarts
+from sbp.passes.plan import constants, within
 from sbp.passes.search import explore, limited, search, space
 
 
@@ -56,22 +58,29 @@ def _nothing(*_: Any, **__: Any) -> None:
     """Does nothing."""
 
 
+def _as_found(space: limited.LimitedSpace, search: Any, fitted: Any, _: Any) -> Any:
+    """Goes on from the first plan that fits."""
+    budget = search.budget
+    space.loads, space.counted_bytes, space.prices = budget.loads, budget.limit, search.prices.found()
+    return fitted
+
+
 PARTS: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
-    "folded networks": ((fold, "FOLDED", 0.0),),
+    "folded networks": ((constants, "ALIKE_PART", 0.0),),
     "parallelisms by name": ((search, "seeds_for", lambda *_: ()), (search, "MORE_PAIRS", ())),
     "more pairs": ((search, "MORE_PAIRS", ()),),
     "what is exposed": ((explore.Explorer, "go_on", lambda _, chain: setattr(chain, "is_over", True)),),
-    "dearer moves": ((explore, "MOST_MOVES", 0),),
+    "dearer moves": ((constants, "MOST_MOVES", 0),),
     "plans near others": ((space.Space, "near", _nothing), (limited.LimitedSpace, "near", _nothing)),
-    "shaken shares": ((explore, "SHAKEN", 0.0),),
-    "plans of equal cost": ((explore, "TIE", 0.0),),
+    "shaken shares": ((constants, "SHAKEN", 0.0),),
+    "plans of equal cost": ((constants, "TIE", 0.0),),
     "limits near a plan": ((limited.LimitedSpace, "counted_limit", _nothing),),
-    "priced starts": ((limited, "priced_starts", lambda *_: PricedStarts()),),
+    "priced starts": ((limited, "priced_starts", lambda *_: ()),),
     "plans combined": ((within.LimitedSearch, "_combine", _nothing),),
     "exact at prices": ((within.LimitedSearch, "_look_exactly", _nothing),),
-    "kicks": ((within, "_KICKS", 0),),
+    "kicks": ((constants, "KICKS", 0),),
     "missed loads": ((limited, "missed_loads", lambda *_: ()),),
-    "asked for more": ((limited, "FULL", 0.0),),
+    "asked for more": ((limited.LimitedSpace, "with_more", _as_found),),
     "recomputation": ((limited, "RecomputingModel", limited.RoomModel),),
     "all plans of small programs": ((search, "cheapest_by_trying", _nothing),),
 }
@@ -79,9 +88,9 @@ PARTS: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
 
 
 @contextlib.contextmanager
-def without(part: str) -> Iterator[None]:
-    """Leaves a part of the search out meanwhile; "" for none."""
-    changed = PARTS.get(part, ())
+def replaced(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Puts others in the place of attributes meanwhile."""
+    changed = list(changes)
     before = [getattr(owner, name) for owner, name, _ in changed]
     for owner, name, other in changed:
         setattr(owner, name, other)
@@ -90,6 +99,21 @@ def without(part: str) -> Iterator[None]:
     finally:
         for (owner, name, _), old in zip(changed, before, strict=True):
             setattr(owner, name, old)
+
+
+CONSTANTS = [name for name in vars(constants) if name.isupper()]
+"""All of the search."""
+
+
+def times(value: Any, factor: float) -> Any:
+    """A constant times a factor, a whole number of one that is.
+
+    >>> times(3, 0.5), times((1.0, 0.5), 2.0)
+    (1, (2.0, 1.0))
+    """
+    if isinstance(value, tuple):
+        return tuple(times(x, factor) for x in value)
+    return max(1, int(factor * value)) if isinstance(value, int) else factor * value
 
 
 @dataclass(frozen=True)
@@ -123,6 +147,46 @@ def planned(name: str, shape: Sequence[int], limit: float, effort: float = 1.0) 
     return Row(plan.step_seconds, plan.memory_bytes, plan.cheapest_gap, time.process_time() - began)
 
 
+def print_parts(
+    programs: Sequence[str], parts: Sequence[float], plan: Callable[..., Row], left_out: Sequence[str]
+) -> None:
+    """What each part is worth to each program."""
+    print("| program | limit | left out | step | of the usual | memory | gap | CPU s |\n" + "|---" * 8 + "|")
+    for name in programs:
+        free = plan(name, math.inf)
+        for part in parts:
+            limit, usual = (math.inf if part == 1 else part * free.memory_bytes), math.nan
+            for other in ("", *left_out):
+                with replaced(PARTS.get(other, ())):
+                    row = plan(name, limit)
+                usual = usual if other else row.step_seconds
+                print(
+                    f"| {name} | {part:g} | {other} | {1e6 * row.step_seconds:.1f} us "
+                    f"| {row.step_seconds / usual:.3f} | {row.memory_bytes / 1e9:.3f} GB | {row.gap:.2%} "
+                    f"| {row.cpu_seconds:.1f} |",
+                    flush=True,
+                )
+
+
+def print_constants(
+    programs: Sequence[str], parts: Sequence[float], plan: Callable[..., Row], names: Sequence[str]
+) -> None:
+    """What half and double of each constant does to all programs together."""
+    print("| constant | half: steps | CPU | double: steps | CPU |\n" + "|---" * 5 + "|")
+    free = {name: plan(name, math.inf) for name in programs}
+    asked = [(x, math.inf if part == 1 else part * free[x].memory_bytes) for x in programs for part in parts]
+    usual = [plan(*x) for x in asked]
+    for name in names:
+        value, cells = getattr(constants, name), list[str]()
+        for factor in (0.5, 2.0):
+            with replaced([(constants, name, times(value, factor))]):
+                rows = [plan(*x) for x in asked]
+            steps = [a.step_seconds / b.step_seconds for a, b in zip(rows, usual, strict=True)]
+            work = sum(x.cpu_seconds for x in rows) / sum(x.cpu_seconds for x in usual)
+            cells += [f"{min(steps):.3f} to {max(steps):.3f}", f"{work:.2f}"]
+        print(f"| {name} = {value} | " + " | ".join(cells) + " |", flush=True)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(prog="benchmarks.search", description=__doc__.splitlines()[0])
@@ -131,25 +195,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--placement", default="2x4")
     parser.add_argument("--effort", type=float, default=1.0)
     parser.add_argument("--without", nargs="*", default=[], help="parts, or all", metavar="PART")
+    parser.add_argument("--constants", nargs="*", default=[], help="their names, or all", metavar="NAME")
     options = parser.parse_args(argv)
     jax.config.update("jax_platforms", "cpu")
     shape = tuple(map(int, options.placement.split("x")))
-    left_out = list(PARTS) if options.without == ["all"] else options.without
-    print("| program | limit | left out | step | of the usual | memory | gap | CPU s |\n" + "|---" * 8 + "|")
-    for name in options.programs:
-        free = planned(name, shape, math.inf, options.effort)
-        for part in map(float, options.parts.split(",")):
-            limit, usual = (math.inf if part == 1 else part * free.memory_bytes), math.nan
-            for other in ("", *left_out):
-                with without(other):
-                    row = planned(name, shape, limit, options.effort)
-                usual = usual if other else row.step_seconds
-                print(
-                    f"| {name} | {part:g} | {other} | {1e6 * row.step_seconds:.1f} us "
-                    f"| {row.step_seconds / usual:.3f} | {row.memory_bytes / 1e9:.3f} GB | {row.gap:.2%} "
-                    f"| {row.cpu_seconds:.1f} |",
-                    flush=True,
-                )
+
+    def plan(name: str, limit: float) -> Row:
+        return planned(name, shape, limit, options.effort)
+
+    asked = options.programs, [float(x) for x in options.parts.split(",")], plan
+    if options.constants:
+        print_constants(*asked, CONSTANTS if options.constants == ["all"] else options.constants)
+    else:
+        print_parts(*asked, list(PARTS) if options.without == ["all"] else options.without)
 
 
 if __name__ == "__main__":

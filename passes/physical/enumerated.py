@@ -15,6 +15,7 @@ import numpy as np
 
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.recompute import with_copies
+from sbp.passes.plan import constants
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.clusters import Recomputed
 from sbp.passes.plan.every import all_costs
@@ -22,12 +23,6 @@ from sbp.passes.plan.model import Boundary, ChosenSignatures, Model, boxing_of
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.program.graph import Const
 
-MOST_COMBINATIONS = 1 << 16
-"""Of states, up to which all are written down."""
-MOST_TRIED = 10_000
-"""Assignments whose programs are looked at."""
-MOST_WAYS = 64
-"""Ways to run ops again; of more, none is looked at."""
 ALL_BYTES = 1.0
 """A limit under which nothing is small."""
 
@@ -58,11 +53,11 @@ def cheapest_by_trying(
       bound: a proven lower bound on all.
       recomputes: whether ops may run again.
     """
-    if math.prod(len(found) for found in candidates.strategies.values()) > MOST_COMBINATIONS:
+    if math.prod(len(found) for found in candidates.strategies.values()) > constants.COMBINATIONS:
         return None
     model = Model(candidates, asked, boxings)
     network = model.build()
-    if math.prod(theta.size for theta in network.unary) > MOST_COMBINATIONS:
+    if math.prod(theta.size for theta in network.unary) > constants.COMBINATIONS:
         return None
     states, costs = all_costs(network)
     order = np.argsort(costs, kind="stable")
@@ -72,7 +67,7 @@ def cheapest_by_trying(
     for k in order[costs[order] < below_seconds]:
         cost = float(costs[k])
         # What runs again comes on top of what an assignment costs.
-        if tried >= MOST_TRIED or (best is not None and cost >= best.seconds):
+        if tried >= constants.PROGRAMS_TRIED or (best is not None and cost >= best.seconds):
             break
         plain = model.chosen(states[:, k].tolist(), cost, bound)
         tried += 1
@@ -95,7 +90,7 @@ def ways_again(candidates: Candidates, asked: Boundary, boxings: Boxings) -> lis
     model = RecomputingModel(candidates, asked, boxings, ALL_BYTES)
     model.build_indexed()
     own = [[None, *(Recomputed(s, x.users) for s in model.silent(x.made))] for x in model.later.values()]
-    if not 1 < math.prod(map(len, own)) <= MOST_WAYS:
+    if not 1 < math.prod(map(len, own)) <= constants.RECOMPUTATIONS:
         return []
     ways = (
         {v: r for v, r in zip(model.later, way, strict=True) if r is not None}

@@ -17,6 +17,7 @@ from sbp.passes.physical.evaluate import Evaluator, StepFacts, executed
 from sbp.passes.physical.insert import Computes, insert_boxing
 from sbp.passes.physical.owners import mark_owners
 from sbp.passes.physical.program import Box, Compute
+from sbp.passes.plan import constants
 from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.cost import communication_seconds
 from sbp.passes.plan.fold import Colours
@@ -24,9 +25,6 @@ from sbp.passes.plan.model import ChosenSignatures, Model
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.views import communication_of
-
-UNSEEN_SHARE = 0.3
-"""What a collective counts where the plan sends nothing in the same phase of the step."""
 
 Shares = Mapping[Hashable, float]
 """Per group of moves that look alike, what part of them counts."""
@@ -168,11 +166,11 @@ class Exposure:
             phase = self.phases[next(iter(values))]
             own = sum(times.sent.get(v, 0.0) for v in values)
             waits = sum(times.exposed.get(v, 0.0) for v in values)
-            usual = exposed[phase] / sent[phase] if sent[phase] else UNSEEN_SHARE
+            usual = exposed[phase] / sent[phase] if sent[phase] else constants.UNSEEN_SHARE
             found[group] = waits / own if own else usual
         for variable, (node, _) in self.communicating.items():
             own = times.talked.get(node.id, 0.0)
-            found["talk", variable] = times.waited[node.id] / own if own else UNSEEN_SHARE
+            found["talk", variable] = times.waited[node.id] / own if own else constants.UNSEEN_SHARE
         old = before or {}
         return {
             g: damping * old.get(g, 1.0) + (1.0 - damping) * min(1.0, share) for g, share in found.items()

@@ -11,13 +11,11 @@ import numpy as np
 
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.program import Compute, Version
+from sbp.passes.plan import constants
 from sbp.passes.plan.budget import Budget, Load
 from sbp.passes.plan.room import RoomModel
 from sbp.passes.program.graph import Const
 from sbp.signature import NdSbp
-
-AROUND = 0.01
-"""Before and after the time of the peak, as a part of the program."""
 
 
 def missed_loads(
@@ -33,7 +31,7 @@ def missed_loads(
     at = time_of_peak(evaluator, model)
     if at is None:
         return ()
-    around = max(1, round(AROUND * model.end))
+    around = max(1, round(constants.NEAR_PART * model.end))
     start, end = at - around, at + around + 1
     waiting = tuple(unsent_loads(evaluator, model, budget, states, end))
     counted = Budget((*budget.loads, *waiting), budget.limit).peak_bytes(states, start, end)

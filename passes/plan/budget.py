@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -59,19 +59,21 @@ class Budget:
                     "sizes, and forbid a state by its cost"
                 )
 
-    def peak_bytes(self, states: Sequence[int], start: float = -math.inf, end: float = math.inf) -> float:
-        """The most that lives at once under these states, of all times or those from `start` until `end`."""
+    def course(self, states: Sequence[int]) -> list[tuple[int, float]]:
+        """The times at which something begins or ends under these states, and what is alive from there on."""
         events: dict[int, list[float]] = {}
         for load in self.loads:
-            if load.start < load.end and load.start < end and load.end > start:
+            if load.start < load.end:
                 size = float(load.bytes[states[load.node] if load.node >= 0 else 0])
-                events.setdefault(int(max(load.start, start)), []).append(size)
+                events.setdefault(load.start, []).append(size)
                 events.setdefault(load.end, []).append(-size)
-        peak, alive = 0.0, 0.0
-        for time in sorted(events):
-            alive += math.fsum(events[time])
-            peak = max(peak, alive) if time < end else peak
-        return peak
+        times = sorted(events)
+        return list(zip(times, accumulate(math.fsum(events[t]) for t in times), strict=True))
+
+    def peak_bytes(self, states: Sequence[int], start: float = -math.inf, end: float = math.inf) -> float:
+        """The most that lives at once under these states, of all times or those from `start` until `end`."""
+        course = [*self.course(states), (math.inf, 0.0)]
+        return max((b for (t, b), (after, _) in pairwise(course) if t < end and after > start), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 What is cheapest at some prices of bytes needs too much or too little, since equal layers choose alike at
 prices. Together such assignments have what a good one takes: some layers as here, some as there. So a network
 of which each node has only the states that some of them have, and those that cost least by the bound, has an
-answer nearly as good as the whole, and is a tenth of it or less. The prices that hold in it are about right
-for all states (a column generation: Dantzig and Wolfe, 1960).
+answer nearly as good as the whole, and is a tenth of it or less (a column generation: Dantzig and Wolfe,
+1960).
 """
 
 from collections.abc import Sequence
@@ -13,21 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sbp.passes.plan import constants
 from sbp.passes.plan.budget import Load, loads_on
 from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.plan.parts import restricted
-
-MOST = 8
-"""So many assignments are brought together: those that cost least at the prices of now."""
-KEPT = 32
-"""So many are kept to choose from."""
-APART = 0.005
-"""They differ in more than this part of the nodes."""
-FEW = 4
-"""So many states of each node that cost least by the bound are there beside theirs."""
-RISEN = 0.25
-"""Of the gap: where the bound has risen by more, others of these may cost least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +57,7 @@ def together(network: CostNetwork, loads: Sequence[Load], among: Sequence[Indice
     return Together(restricted(network, kept), loads_on(loads, kept), kept)
 
 
-def cheapest_states(excess: Sequence[Table], count: int = FEW) -> list[Indices]:
+def cheapest_states(excess: Sequence[Table], count: int) -> list[Indices]:
     """So many assignments: of every node the state that adds the least to the bound, the next one, and so on.
 
     >>> [states.tolist() for states in cheapest_states([np.array([2.0, 0.0, 1.0]), np.array([0.0])], 2)]
@@ -108,11 +98,13 @@ class Known:
           lower: the bound. What is worth as much more than the cost as this is below it is far away.
         """
         most = 2.0 * cost - lower if np.isfinite(cost) else np.inf
-        order = [k for k in np.argsort(np.array(values), kind="stable")[:KEPT] if values[k] <= most]
+        order = [
+            k for k in np.argsort(np.array(values), kind="stable")[: constants.KEPT] if values[k] <= most
+        ]
         self.states = [self.states[k] for k in order]
         among = list[Indices]()
         for states in [*([] if best is None else [best]), *self.states]:
-            if len(among) < MOST and all((states != x).mean() > APART for x in among):
+            if len(among) < constants.TOGETHER and all((states != x).mean() > constants.APART for x in among):
                 among.append(states)
         keys = {x.tobytes() for x in among}
         if keys <= self.last:
@@ -122,7 +114,7 @@ class Known:
 
     def has_risen(self, cost: float, lower: float) -> bool:
         """Whether the bound has risen much since the last time that it had."""
-        if not lower - self.lower > RISEN * (cost - lower):
+        if not lower - self.lower > constants.RISEN * (cost - lower):
             return False
         self.lower = lower
         return True

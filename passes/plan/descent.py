@@ -8,16 +8,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sbp.passes.plan import forests
+from sbp.passes.plan import constants, forests
 from sbp.passes.plan.budget import Budget, flat_budget
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat import entries_of, flat_network, ranges
 from sbp.passes.plan.fold import Colours, Folded, fold_if_alike
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.plan.parts import ceiling_of
-
-LEAST_PART = 0.01
-"""Of a table counts at least this: what is forbidden stays dear."""
 
 
 class Descent:
@@ -41,7 +38,7 @@ class Descent:
         folded = whole if budget else fold_if_alike(network, kinds)
         self.classes, small = folded.classes, folded.network
         self.first = {k: node for node, k in reversed(list(enumerate(self.classes)))}
-        self.ceiling = ceiling_of(small) / LEAST_PART
+        self.ceiling = ceiling_of(small) / constants.LEAST_PART
         self.flat = flat_network(small).filled(self.ceiling)
         order = entries_of(small.edges, len(small.unary)).order
         self.kinds = np.array(folded.kinds, dtype=np.int64)[order % max(1, len(small.edges))]
@@ -50,7 +47,7 @@ class Descent:
         sizes = np.array([theta.size for theta in network.unary])
         self.places = ranges(self.flat.offsets[list(self.classes)], sizes)
         self.prices = self.theta(network.unary if charged is None else charged) - self.theta(network.unary)
-        self.discounts = (0.0,) if charged is None else forests.DISCOUNTS
+        self.discounts = (0.0,) if charged is None else constants.DISCOUNTS
 
     def theta(self, unary: Sequence[Table]) -> Table:
         """What states of classes cost, where those of nodes cost so much."""
@@ -80,7 +77,7 @@ class Descent:
         states = np.array([start[self.first[k]] for k in range(flat.turn.size)], dtype=np.int64)
         more = 0.0 if limit is None else limit - self.limit
         budget = self.budget._replace(room=self.budget.room + more)
-        work = forests.workplace(flat, budget, 1, np.maximum(parts[self.kinds], LEAST_PART))
+        work = forests.workplace(flat, budget, 1, np.maximum(parts[self.kinds], constants.LEAST_PART))
 
         def priced(k: int, _: Table) -> Table:
             priced: Table = theta + self.discounts[k % len(self.discounts)] * self.prices

@@ -10,14 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sbp.passes.plan import sweeps
+from sbp.passes.plan import constants, sweeps
 from sbp.passes.plan.effort import WorkCount
 from sbp.passes.plan.flat import FlatNetwork, Indices
 from sbp.passes.plan.network import CostNetwork, Table
 
 _NO_EXCESS = sweeps.no_excess()
-SWEPT_CELL_SECONDS = 1e-9
-"""What a sweep takes for each cell of a table, at each of its two ends."""
 
 
 class Dual:
@@ -34,7 +32,7 @@ class Dual:
         self.messages = np.zeros(int(flat.message[-1]))
         """What nodes have put on their edges."""
         self.count = WorkCount() if count is None else count
-        self.sweep_seconds = SWEPT_CELL_SECONDS * flat.cells
+        self.sweep_seconds = constants.SWEPT_CELL_SECONDS * flat.cells
 
     def sweep(self, forward: bool, excess: Table = _NO_EXCESS) -> float:
         """One sweep; returns the bound after it (up to rounding).

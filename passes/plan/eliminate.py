@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sbp.passes.plan import constants
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 from sbp.passes.plan.tables import TableStore
-
-_BLOCK_CELLS = 1 << 17
-"""Cells of a bucket worked on at a time: they fit the second level of cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +164,7 @@ def _minimise(parts: Sequence[tuple[Table, tuple[int, ...]]], sizes: Sequence[in
         least: Table = np.broadcast_to(aligned[0], sizes).min(axis=0)
         return least
     blocked = 1  # the axes 1 .. blocked-1 are walked through, the others worked on at once
-    while blocked < len(sizes) and sizes[0] * math.prod(sizes[blocked:]) > _BLOCK_CELLS:
+    while blocked < len(sizes) and sizes[0] * math.prod(sizes[blocked:]) > constants.BLOCK_CELLS:
         blocked += 1
     result = np.empty(tuple(sizes[1:]))
     scratch = np.empty((sizes[0], *sizes[blocked:]))
@@ -190,7 +188,7 @@ def _merged(parts: list[Table], sizes: Sequence[int]) -> list[Table]:
     for part in parts:
         for k, other in enumerate(merged):
             shape = [max(a, b) for a, b in zip(part.shape, other.shape, strict=True)]
-            if math.prod(shape) <= max(_BLOCK_CELLS, part.size):
+            if math.prod(shape) <= max(constants.BLOCK_CELLS, part.size):
                 merged[k] = part + other
                 break
         else:

@@ -9,8 +9,6 @@ from sbp.passes.plan.budget import FlatBudget
 from sbp.passes.plan.flat import FlatNetwork, Indices
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 
-MAX_COMBINATIONS = 2_000_000
-
 
 def combinations(sizes: tuple[int, ...]) -> Indices:
     """All combinations of so many states, `[nodes, combinations]` in lexicographic order.
@@ -61,11 +59,8 @@ def cheapest_of_all(
 def all_costs(network: CostNetwork) -> tuple[NDArray[np.intp], Table]:
     """All combinations, `[nodes, combinations]` in lexicographic order, and what they cost."""
     sizes = tuple(theta.size for theta in network.unary)
-    count = math.prod(sizes)
-    if count > MAX_COMBINATIONS:
-        raise ValueError(f"all_costs: {count} combinations; at most {MAX_COMBINATIONS}: use solve")
     states = combinations(sizes)
-    total = np.zeros(count)
+    total = np.zeros(states.shape[1])
     for node, theta in enumerate(network.unary):
         total += theta[states[node]]
     for i, j, table in network.edges:

@@ -12,13 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sbp.passes.plan import constants
 from sbp.passes.plan.network import CostNetwork, Table
 
-HOPS = 4
-"""How far nodes must look alike to be one: so far from either end of a stack a layer may have its own
-choice."""
-FOLDED = 0.6
-"""Parts are many where at most this part of the nodes is left."""
 _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 """Odd numbers whose products spread over 64 bits (splitmix64, Steele et al., 2014)."""
 
@@ -60,7 +56,7 @@ def _classes(network: CostNetwork, kinds: Colours, hops: int) -> tuple[int, ...]
     return numbered(colours)
 
 
-def fold(network: CostNetwork, hops: int = HOPS, kinds: Colours | None = None) -> Folded:
+def fold(network: CostNetwork, hops: int, kinds: Colours | None = None) -> Folded:
     """The network with each class of nodes as one; what the nodes and edges of a class cost is added up.
 
     Arguments:
@@ -97,8 +93,8 @@ def fold(network: CostNetwork, hops: int = HOPS, kinds: Colours | None = None) -
 def fold_if_alike(network: CostNetwork, kinds: Colours | None = None) -> Folded:
     """The network folded if many of its parts are equal, else as it is."""
     kinds = numbers_of([table for _, _, table in network.edges]) if kinds is None else kinds
-    folded = fold(network, kinds=kinds)
-    if len(folded.network.unary) <= FOLDED * len(network.unary):
+    folded = fold(network, constants.ALIKE_HOPS, kinds)
+    if len(folded.network.unary) <= constants.ALIKE_PART * len(network.unary):
         return folded
     return Folded(network, tuple(range(len(network.unary))), tuple(kinds.tolist()))
 

@@ -12,26 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from sbp.compat.machine_code import compiled
+from sbp.passes.plan import constants
 from sbp.passes.plan.budget import FlatBudget
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat import FlatNetwork, Indices
 from sbp.passes.plan.network import Table
-
-MOVES = 200
-"""Moves of a round, at the most."""
-MOVE_ROUNDS = 9
-"""Rounds of moves from one assignment, at the most."""
-FOREST_NODES = 4096
-"""Of the forest of a move, at the most."""
-NOISE = 1e-10
-"""Of the cost: a move that gains less is none."""
-GAINED = 1e-6
-"""Of the cost: a round that gains less has gained nothing."""
-MOVED_CELL_SECONDS = 2e-9
-"""What moving a node takes for each cell of its tables."""
-DISCOUNTS = (1.0, 0.5, 0.0)
-"""Parts of what bytes cost, in turn: at full prices nobody takes the room that is left for what is little
-worth."""
 
 
 class Workplace(NamedTuple):
@@ -337,13 +322,12 @@ def improve_in_rounds(
       kinds: of costs, which rounds take in turn; so many without gain are the last.
     """
     use, idle = use_of(budget, states), 0
-    nodes = max(states.size, MOVES)
-    for k in range(MOVE_ROUNDS):
+    nodes = max(states.size, constants.MOVES)
+    for k in range(constants.MOVE_ROUNDS):
         theta = priced(k, use)
-        gained, nearer = improve(
-            flat, budget, theta, work, states, use, MOVES, nodes, FOREST_NODES, NOISE * cost
-        )
-        effort.count.add(MOVED_CELL_SECONDS * nodes * (1 + flat.cells / max(1, states.size)))
-        idle = idle + 1 if nearer == 0.0 and gained >= -GAINED * cost else 0
+        most, noise = constants.FOREST_NODES, constants.NOISE * cost
+        gained, nearer = improve(flat, budget, theta, work, states, use, constants.MOVES, nodes, most, noise)
+        effort.count.add(constants.MOVED_CELL_SECONDS * nodes * (1 + flat.cells / max(1, states.size)))
+        idle = idle + 1 if nearer == 0.0 and gained >= -constants.GAINED * cost else 0
         if idle == kinds or effort.is_spent:
             break

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sbp.passes.plan import forests, sweeps
+from sbp.passes.plan import constants, forests, sweeps
 from sbp.passes.plan.budget import Budget, FlatBudget, flat_budget
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat import Indices, flat_network
@@ -16,9 +16,6 @@ from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.plan.parts import ceiling_of, least_of
 from sbp.passes.plan.prices import Prices
 from sbp.passes.plan.reduce import reduce_network
-
-REDUCING_SHARE = 0.3
-"""Of the effort, for reducing a network at the most."""
 
 
 class Improving:
@@ -30,7 +27,7 @@ class Improving:
     def __init__(self, network: CostNetwork, budget: Budget, effort: Effort, good_gap: float) -> None:
         self.network, self.budget, self.good_gap = network, budget, good_gap
         self.effort = effort
-        self.reduction = reduce_network(network, effort.part(REDUCING_SHARE), budget.loads)
+        self.reduction = reduce_network(network, effort.part(constants.PART_SHARE), budget.loads)
         kernel = self.reduction.kernel
         flat = flat_network(kernel)
         self.loads = self.reduction.loads
@@ -58,14 +55,14 @@ class Improving:
             nonlocal prices
             over = use > room
             if not over.any():
-                return self._priced(prices * forests.DISCOUNTS[k % len(forests.DISCOUNTS)])
+                return self._priced(prices * constants.DISCOUNTS[k % len(constants.DISCOUNTS)])
             if k:
                 prices = prices.copy()
                 typical = prices[prices > 0.0].mean() if prices.any() else self._typical_price()
                 prices[over] = 1.5 * prices[over] + 0.5 * typical
             return self._priced(prices)
 
-        self._moved(states, self.flat_budget, priced, len(forests.DISCOUNTS))
+        self._moved(states, self.flat_budget, priced, len(constants.DISCOUNTS))
         self._offer(states)
 
     def _cheapest_near(self, states: Indices) -> Indices:

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from sbp.passes.plan import constants
 from sbp.passes.plan.model import ValueUse
-from sbp.passes.plan.room import APART, RoomModel
+from sbp.passes.plan.room import RoomModel
 from sbp.passes.program.graph import Const, Node, speaks
 
 ANEW = ("rng_uniform",)
@@ -97,7 +98,8 @@ class LaterUses:
     def divided(self, v: int) -> tuple[list[ValueUse], list[ValueUse], list[tuple[int, int]]]:
         """The uses of a value before the longest time in which nobody reads it, those after it, and when it
         is read then."""
-        until, longest, since = self.times[self.makers[v].id][1], APART * self.m.end, self.m.end + 1
+        until, since = self.times[self.makers[v].id][1], self.m.end + 1
+        longest = constants.APART_PART * self.m.end
         reads = sorted(self.reads(v))
         for start, end in reads:
             if start - until > longest:

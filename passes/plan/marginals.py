@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sbp.passes.plan import constants
 from sbp.passes.plan.budget import Load
 from sbp.passes.plan.dual import Dual
 from sbp.passes.plan.effort import Effort
@@ -20,11 +21,6 @@ from sbp.passes.plan.network import CostNetwork, Infeasible, Solution, Table
 from sbp.passes.plan.parts import ceiling_of, restricted
 from sbp.passes.plan.reduce import Reduction, reduce_network
 from sbp.passes.plan.solve import solve
-
-SWEEPS = 15
-"""Pairs of sweeps for the lower bounds: they only say in which order alternatives are solved."""
-SHARES = 1.5
-"""Alternatives that may take their whole share of the time, for each one that is wanted: most take less."""
 
 HeldStates = Mapping[int, int]
 """One alternative: by variable, its state."""
@@ -60,7 +56,7 @@ def cheapest_held(
     """
     if not alternatives:
         return HeldSolutions((), 0, 0, 0)
-    share = effort.left / (SHARES * wanted)
+    share = effort.left / (constants.HELD_SHARES * wanted)
     kernel = _Kernel(network, sorted(alternatives[0]))
     # Where several variables are held, no bound is as near as what their states add to it together.
     ordered = sorted(range(len(alternatives)), key=lambda i: (kernel.near(alternatives[i]), i))
@@ -122,7 +118,7 @@ class _Kernel:
             return []
         flat = flat_network(kernel)
         dual = Dual(flat, ceiling_of(kernel))
-        for _ in range(SWEEPS):
+        for _ in range(constants.ROUND_SWEEPS):
             dual.sweep(forward=True)
             dual.sweep(forward=False)
         base, excess = dual.bound(), np.zeros(flat.theta.size)

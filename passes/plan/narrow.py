@@ -9,29 +9,13 @@ plan, and the answer is as exact as without all this; otherwise the level is rai
 
 import numpy as np
 
+from sbp.passes.plan import constants
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.indexed import IndexedNetwork
 from sbp.passes.plan.network import Infeasible, Solution
 from sbp.passes.plan.solve import Progress, solve
 from sbp.passes.plan.wide import sweep_wide, wide_network
-
-_DENSE_CELLS = 4e6
-"""Networks up to this size are written down at once."""
-_DOUBLE_CELLS = 5e7
-"""Up to this size cores are in double precision; larger ones would take gigabytes."""
-_KEPT_CELLS = 2e7
-"""The tables of the states below the first level have at most this many cells."""
-_MOST_CELLS = 2e8
-"""No level is tried with more than this: a gigabyte and a half."""
-_LEVELS = (0.1, 0.03, 0.01, 0.003, 0.001, 3e-4, 1e-4)
-"""Levels to try, above the bound, relative to it."""
-_HIGHER = 4.0
-"""Where no plan is possible below a level, its height above the bound grows by this many times itself."""
-_CELL_SECONDS = 1e-9
-"""What a sweep takes for each cell, there and back."""
-_STALLED = 1e-4
-"""A pair of sweeps that raises the bound by less than this part of it is the last."""
 
 
 class Narrowing:
@@ -50,7 +34,7 @@ class Narrowing:
 
     def sweep(self) -> None:
         """There and back, once."""
-        self.effort.count.add(_CELL_SECONDS * self.wide.cells)
+        self.effort.count.add(constants.SWEPT_CELL_SECONDS * self.wide.cells)
         for forward in (True, False):
             excess = np.zeros(self.theta.size)
             bound, noise = sweep_wide(self.wide, self.theta, self.messages, excess, forward, self.rounding)
@@ -63,7 +47,7 @@ class Narrowing:
         while True:
             before = self.bound
             self.sweep()
-            if self.bound - before <= _STALLED * abs(self.bound) or self.effort.is_spent:
+            if self.bound - before <= constants.PROGRESS * abs(self.bound) or self.effort.is_spent:
                 return
 
     def release(self) -> None:
@@ -72,7 +56,7 @@ class Narrowing:
 
     def level(self, cells: float) -> float:
         """The highest of some levels above the bound below which the tables have at most so many cells."""
-        for part in _LEVELS:
+        for part in constants.LEVELS:
             level = self.bound + part * abs(self.bound)
             if self.network.kept_cells(self.kept(level)) <= cells:
                 break
@@ -95,9 +79,10 @@ def solve_indexed(
     Raises:
       Infeasible: when every assignment contains an infinite cost.
     """
-    if network.cells <= _DENSE_CELLS:
+    if network.cells <= constants.DENSE_CELLS:
         return solve(network.dense(), effort=effort, progress=progress)
-    narrowing = Narrowing(network, np.float64 if network.cells <= _DOUBLE_CELLS else np.float32, effort)
+    dtype = np.float64 if network.cells <= constants.LOOK_CELLS else np.float32
+    narrowing = Narrowing(network, dtype, effort)
     narrowing.converge()
     narrowing.release()
     return _search(network, narrowing, progress)
@@ -105,7 +90,7 @@ def solve_indexed(
 
 def _search(network: IndexedNetwork, narrowing: Narrowing, progress: Progress | None) -> Solution:
     """The best over the states below a level, which is raised to what that costs if that is above it."""
-    level = narrowing.level(_KEPT_CELLS)
+    level = narrowing.level(constants.WRITTEN_CELLS)
     while True:
         kept = narrowing.kept(level)
         try:
@@ -115,13 +100,13 @@ def _search(network: IndexedNetwork, narrowing: Narrowing, progress: Progress | 
         except Infeasible:
             if all(keep.size == theta.size for keep, theta in zip(kept, network.unary, strict=True)):
                 raise
-            level += _HIGHER * (level - narrowing.bound)
+            level += constants.LEVEL_GROWTH * (level - narrowing.bound)
             continue
         states = tuple(int(keep[s]) for keep, s in zip(kept, found.states, strict=True))
         # What is left out costs at least the level.
         answer = Solution(states, found.cost, min(found.bound, level, found.cost))
         if answer.gap == 0.0 or found.bound < level or narrowing.effort.is_spent:
             return answer
-        if network.kept_cells(narrowing.kept(found.cost)) > _MOST_CELLS:
+        if network.kept_cells(narrowing.kept(found.cost)) > constants.RESULT_CELLS:
             return answer
         level = found.cost

@@ -2,22 +2,12 @@
 
 import numpy as np
 
-from sbp.passes.plan import forests, sweeps
+from sbp.passes.plan import constants, forests, sweeps
 from sbp.passes.plan.budget import FlatBudget
 from sbp.passes.plan.dual import Dual
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat import FlatNetwork, Indices
 from sbp.passes.plan.network import RELATIVE_NOISE, Table
-
-_ROUNDS = 60
-"""Rounds at the most, of steps of weights and of moves."""
-_STEPS = 10
-_MOVES, _NODES = 400, 1 << 40
-_FOREST_NODES = 1024
-_CUT = 0.995
-"""The next limit to reach, as a part of the smallest peak so far."""
-_SHARPNESS = 8.0
-"""How strongly the times near the peak are weighted at first: e to this power against empty ones."""
 
 
 def least_peak(
@@ -30,10 +20,10 @@ def least_peak(
     as finite or not.
     """
     search = _PeakSearch(flat, budget, limit - budget.room, states, effort)
-    for number in range(_ROUNDS):
+    for number in range(constants.PEAK_ROUNDS):
         if effort.is_spent or search.peak <= search.lower * (1.0 + RELATIVE_NOISE):
             break
-        search.weigh(_SHARPNESS * (number + 1.0) ** 0.5)
+        search.weigh(constants.PEAK_SHARPNESS * (number + 1.0) ** 0.5)
         search.move()
     return search.states, search.lower
 
@@ -65,7 +55,7 @@ class _PeakSearch:
 
     def weigh(self, sharpness: float) -> None:
         """Steps of the weights, with the bound of each."""
-        for _ in range(_STEPS):
+        for _ in range(constants.HELD_STEPS):
             self.dual.sweep(True)
             self.dual.sweep(False)
             self.lower = max(self.lower, self.dual.bound() + float(self.weights @ self.fixed))
@@ -81,10 +71,11 @@ class _PeakSearch:
 
     def move(self) -> None:
         """Moves toward a somewhat smaller peak."""
-        budget = self.budget._replace(room=_CUT * self.peak - self.fixed)
+        budget = self.budget._replace(room=(1.0 - constants.CLOSE) * self.peak - self.fixed)
         states = self.states.copy()
         use = forests.use_of(budget, states)
         theta = self.flat.theta.copy()
         forests.price_loads(budget, self.weights, theta, self.flat.offsets)
-        forests.improve(self.flat, budget, theta, self.work, states, use, _MOVES, _NODES, _FOREST_NODES, 0.0)
+        moves, most = constants.MOVES, constants.FOREST_NODES
+        forests.improve(self.flat, budget, theta, self.work, states, use, moves, moves * most, most, 0.0)
         self.offer(states)

@@ -11,27 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sbp.passes.plan import forests
+from sbp.passes.plan import constants, forests
 from sbp.passes.plan.budget import FlatBudget, Load
 from sbp.passes.plan.dual import Dual
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat import FlatNetwork, Indices
-from sbp.passes.plan.network import Table
-
-_PATIENCE = 8
-"""Steps without half of the rise hoped for, before less is hoped for."""
-_MEMORY = 0.8
-"""How much of the use seen so far counts against the latest: decoded states jump, their average does not."""
-_GROWTH = 1.15
-"""Hope grows by this factor where it came true."""
-_MOST_HOPE = 1e3
-"""No more hope than this part of the bound while nothing is known that fits."""
-_EXACT = 1e-9
-"""Use that is nearer than this part to the room is the room."""
-_FIRST_HOPE = 0.05
-"""Rise hoped for at first, as a part of the bound."""
-_LEAST_HOPE = 1e-5
-"""Below this part of the bound hope starts again."""
+from sbp.passes.plan.network import RELATIVE_NOISE, Table
 
 
 @dataclass(frozen=True)
@@ -87,8 +72,6 @@ class Prices:
         self.hope = 0.0
         self.waited = 0
         self.reached = -np.inf
-        self.are_held = False
-        """Whether the prices stay where they are."""
 
     def step(self, cost: float) -> Indices:
         """Two sweeps, states that go with them, new prices. `cost` is the least known of what fits."""
@@ -100,9 +83,8 @@ class Prices:
                 self.lower, self.best = proven, self.at
         states = self.dual.decode(True)
         now = forests.use_of(self.budget, states)
-        self.use = now if self.use is None else _MEMORY * self.use + (1.0 - _MEMORY) * now
-        if not self.are_held:
-            self._level(swept, cost)
+        self.use = now if self.use is None else self.use + constants.LATEST_USE * (now - self.use)
+        self._level(swept, cost)
         return states
 
     def excess(self) -> Table:
@@ -153,16 +135,16 @@ class Prices:
     def _level(self, swept: float, cost: float) -> None:
         """A step toward the level hoped for, or back to the best prices with less hope."""
         size = abs(self.lower + self.constant)
-        if self.hope <= _LEAST_HOPE * size:
-            self.hope = _FIRST_HOPE * size if np.isinf(cost) else 0.2 * (cost - self.lower)
+        if self.hope <= constants.LEAST_HOPE * size:
+            self.hope = constants.FIRST_HOPE * size if np.isinf(cost) else 0.2 * (cost - self.lower)
         if swept >= self.reached + 0.5 * self.hope:
             self.reached, self.waited = swept, 0
             # Where nothing fits the bound has no end; prices must have one.
-            most = cost - self.lower if np.isfinite(cost) else _MOST_HOPE * size
-            self.hope = min(_GROWTH * self.hope, most)
+            most = cost - self.lower if np.isfinite(cost) else constants.MOST_HOPE * size
+            self.hope = min((1.0 + constants.HOPE_GROWTH) * self.hope, most)
         else:
             self.waited += 1
-        if self.waited > _PATIENCE:
+        if self.waited > constants.PRICE_PATIENCE:
             self.waited, self.reached = 0, self.lower
             self.hope *= 0.5
             self.charge(self.best)
@@ -170,7 +152,7 @@ class Prices:
         over = self.use - self.budget.room
         over[(over < 0.0) & (self.at == 0.0)] = 0.0
         # Averages come near to the room and never to it; a step is as long as this is little.
-        over[np.abs(over) <= _EXACT * np.abs(self.budget.room)] = 0.0
+        over[np.abs(over) <= RELATIVE_NOISE * np.abs(self.budget.room)] = 0.0
         square = float(over @ over)
         if square > 0.0:
             self.charge(np.maximum(0.0, self.at + self.hope / square * over))

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.passes.boxing.paths import Boxing, Boxings
+from sbp.passes.plan import constants
 from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.clusters import Cluster, Recomputed, op_count
 from sbp.passes.plan.flat import Indices
@@ -32,10 +33,6 @@ from sbp.passes.plan.unwritten import NOWHERE, Later, Unwritten
 from sbp.passes.program.graph import Const, Node, Value
 from sbp.passes.program.views import communication_of
 from sbp.signature import B, NdSbp, Partial
-
-NEAR = 0.01
-"""What an op that runs again needs before the later uses of it begin is not counted until these, if no more
-than this part of the program is between."""
 
 
 class RecomputingModel(RoomModel):
@@ -125,7 +122,7 @@ class RecomputingModel(RoomModel):
         start = at = self.times[use.user % self.stride][0]
         if x in self.later:
             at = max(start, self.later[x].start)
-            if x in self.lives and at - start > NEAR * self.end:
+            if x in self.lives and at - start > constants.NEAR_PART * self.end:
                 self.load_early(self.later[x], use, start)
             if self.later[x].has_spots:
                 self.unwritten.read_again(self.later[x], use.variable, use.needs)

@@ -8,23 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from sbp.passes.plan import constants
 from sbp.passes.plan.budget import Load
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 from sbp.passes.plan.tables import Kept, TableAlgebra
 
 _Labels = NDArray[np.intp]
-
-_PRODUCT_CELLS = 1 << 27
-"""Largest min-plus product (rows x middle x columns) worth its time: 512 states three times."""
-_GROWTH = 4
-"""A node of degree two goes if the new table has at most this many times the cells of the two old ones."""
-_SMALL_TABLE = 4096
-"""... or at most this many cells."""
-REDUCED_SECONDS = 8e-5
-"""What reducing takes, for each node and each edge."""
-_DOMINANCE_CELLS = 1 << 21
-"""Largest comparison (states x states x neighbour states) of all pairs of states of a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +84,7 @@ class _Reducer:
     def __init__(self, network: CostNetwork, effort: Effort, loads: Sequence[Load]) -> None:
         self.algebra = TableAlgebra()
         self.effort = effort
-        effort.count.add(REDUCED_SECONDS * (len(network.unary) + len(network.edges)))
+        effort.count.add(constants.REDUCED_EDGE_SECONDS * (len(network.unary) + len(network.edges)))
         self.constant = 0.0
         self.steps: list[_Step] = []
         store = self.algebra.store
@@ -202,7 +192,8 @@ class _Reducer:
             return 0
         a, b = (self.size[other] for other in near)
         middle = self.size[node]
-        if a * b > max(_SMALL_TABLE, _GROWTH * middle * (a + b)) or a * b * middle > _PRODUCT_CELLS:
+        most = max(constants.SMALL_TABLE_CELLS, constants.TABLE_GROWTH * middle * (a + b))
+        if a * b > most or a * b * middle > constants.RESULT_CELLS:
             return 0
         return a * b * middle
 
@@ -224,7 +215,8 @@ class _Reducer:
 
     def _undominated(self, node: int) -> Kept | None:
         near = self.edges[node]
-        if self.size[node] ** 2 * max((self.size[other] for other in near), default=0) > _DOMINANCE_CELLS:
+        widest = max((self.size[other] for other in near), default=0)
+        if self.size[node] ** 2 * widest > constants.COMPARED_CELLS:
             return None
         loads = tuple(sorted({number for _, number in self.carried[node]}))
         return self.algebra.undominated(self.theta[node], tuple(sorted(near.values())), loads)

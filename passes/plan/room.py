@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.passes.boxing.paths import Boxing, Boxings
+from sbp.passes.plan import constants
 from sbp.passes.plan.budget import Load
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.clusters import Cluster
@@ -28,11 +29,6 @@ from sbp.passes.plan.network import Table
 from sbp.passes.plan.traffic import Lifetime
 from sbp.passes.program.graph import Const
 from sbp.signature import NdSbp
-
-SMALL = 1e-3
-"""Copies of tensors below this part of the limit are not counted: each takes a variable."""
-APART = 0.02
-"""Uses are in one cluster while no more than this part of the program is between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,8 @@ class RoomModel(Model):
         holes: float = 0.0,
     ) -> None:
         super().__init__(candidates, boundary, boxings)
-        self.large_bytes, self.donated, self.holes = SMALL * limit_bytes, frozenset(donated), holes
+        self.large_bytes = constants.SMALL_PART * limit_bytes
+        self.donated, self.holes = frozenset(donated), holes
         self.times = dict(candidates.times)
         self.end = max((end for _, end in self.times.values()), default=0)
         self.lives = {life.value: life for life in candidates.lives}
@@ -114,7 +111,7 @@ class RoomModel(Model):
         until = 0
         for use in sorted(uses, key=lambda u: self.when(u)[0]):
             start, end = self.when(use)
-            if not clusters or start - until > APART * self.end:
+            if not clusters or start - until > constants.APART_PART * self.end:
                 clusters.append([])
             clusters[-1].append(use)
             until = max(until, end)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sbp.passes.plan import sweeps
+from sbp.passes.plan import constants, sweeps
 from sbp.passes.plan.dual import Dual
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.eliminate import Elimination, plan_elimination
@@ -18,34 +18,6 @@ from sbp.passes.plan.flat import Indices, flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Solution, Table
 from sbp.passes.plan.parts import ceiling_of, least_of, parts_of, restricted
 from sbp.passes.plan.reduce import reduce_network
-
-_DIRECT_CELLS = 1e8
-"""Eliminate at once up to this size: less than half a second."""
-_FINAL_CELLS = 4e9
-"""Eliminate all states left up to this size when the bound does not close by itself: about ten seconds."""
-_PARTIAL_CELLS = 5e8
-"""Eliminate over the best states up to this size: about a second."""
-_RESULT_CELLS = 1.2e8
-"""Never keep more cells than this: 1 GB."""
-_CELL_SECONDS, _PLANNED_SECONDS = 8e-9, 2e-5
-"""What an elimination takes for each of its cells, and to plan it for each node and each edge."""
-_LOOK_CELLS = 5e7
-"""Eliminate over no more where only states are asked for, no bound: in less than half a second."""
-_SWEEPS = 40
-"""Pairs of sweeps between two looks at what can be fixed."""
-_SHRUNK = 0.7
-"""Start afresh on the states left when at most this part of them is left."""
-_SHRUNK_STALLED = 0.95
-"""The same when nothing else helps."""
-_SLOW = 0.1
-"""The bound has stalled when a round of sweeps closes less than this part of the gap."""
-_PROGRESS = 0.02
-"""Going on is worth while as long as a step closes this part of the gap."""
-_FRACTIONS = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05)
-"""Parts of the open states to try to eliminate over."""
-_NOISE = 1e-10
-"""Improvements below this part of the cost are not sought."""
-
 
 Progress = Callable[[float, float], None]
 """Is told, now and then: the least cost found so far, and the bound so far."""
@@ -87,11 +59,12 @@ class _Manner:
 
     def plan(self, network: CostNetwork, max_cells: float) -> Elimination | None:
         """An elimination of this size that fits into the effort left; it counts as run."""
-        self.effort.count.add(_PLANNED_SECONDS * (len(network.unary) + len(network.edges)))
-        most = min(max_cells, self.effort.left / _CELL_SECONDS, math.inf if self.proves else _LOOK_CELLS)
-        found = plan_elimination(network, max_cells=most, max_result_cells=_RESULT_CELLS)
+        self.effort.count.add(constants.PLANNED_EDGE_SECONDS * (len(network.unary) + len(network.edges)))
+        most = min(max_cells, self.effort.left / constants.ELIMINATED_CELL_SECONDS)
+        most = most if self.proves else min(most, constants.LOOK_CELLS)
+        found = plan_elimination(network, max_cells=most, max_result_cells=constants.RESULT_CELLS)
         if found is not None:
-            self.effort.count.add(_CELL_SECONDS * found.cells)
+            self.effort.count.add(constants.ELIMINATED_CELL_SECONDS * found.cells)
         return found
 
 
@@ -120,7 +93,7 @@ def solve(
     reduction = reduce_network(network, effort)
     scale = abs(reduction.constant) + abs(least_of(reduction.kernel))
     watch = progress and _Watch(progress, reduction.constant, reduction.constant)
-    answer = _solve_parts(reduction.kernel, None, _Manner(effort, _NOISE * scale, proves, watch))
+    answer = _solve_parts(reduction.kernel, None, _Manner(effort, constants.NOISE * scale, proves, watch))
     states = reduction.expand(answer.states)
     cost = network.cost(states)
     exact = answer.cost <= answer.bound
@@ -149,7 +122,7 @@ def _solve_parts(network: CostNetwork, start: Sequence[int] | None, manner: _Man
 
 
 def _solve_part(network: CostNetwork, start: Sequence[int] | None, manner: _Manner) -> Solution:
-    elimination = manner.plan(network, _DIRECT_CELLS)
+    elimination = manner.plan(network, constants.DIRECT_CELLS)
     if elimination is not None:
         states = elimination.run()
         cost = network.cost(states)
@@ -180,14 +153,14 @@ class _Search:
                 break
             kept = self._below(at_least, self.cost - self.manner.noise)
             left = sum(len(keep) for keep in kept) / sum(theta.size for theta in self.network.unary)
-            if left <= (_SHRUNK_STALLED if stalled else _SHRUNK):
+            if 1.0 - left >= (constants.SHRUNK_STALLED if stalled else constants.SHRUNK):
                 self._solve_rest(dual, kept)
                 break
             closed = self.lower - before
             if stalled:
-                if closed < _PROGRESS * (self.cost - self.lower):
+                if closed < constants.CLOSED * (self.cost - self.lower):
                     break
-            elif closed <= _SLOW * (self.cost - self.lower):
+            elif closed <= constants.SLOW * (self.cost - self.lower):
                 stalled = not self._eliminate_over_best(at_least)
                 if self._finished() or (stalled and not self.manner.proves):
                     break
@@ -206,7 +179,7 @@ class _Search:
 
     def _sweep(self, dual: Dual) -> list[Table]:
         """A round of sweeps. Returns, for each state, a lower bound on the cost of assignments with it."""
-        for _ in range(_SWEEPS - 1):
+        for _ in range(constants.ROUND_SWEEPS - 1):
             dual.sweep(forward=True)
             self._offer(dual.decode(forward=False))
             bound = dual.sweep(forward=False)
@@ -256,14 +229,14 @@ class _Search:
         """
         bounds = np.sort(np.concatenate(at_least))
         bounds = bounds[bounds < self.cost]
-        for fraction in (math.inf, *_FRACTIONS):
+        for fraction in (math.inf, *constants.FRACTIONS):
             whole = fraction >= 1.0
             threshold = (
                 self.cost if whole or not bounds.size else float(bounds[int(fraction * (bounds.size - 1))])
             )
             # Fewer states can cost more: where layers keep different ones their tables are no longer equal.
             kept = self._below(at_least, math.inf if fraction == math.inf else threshold)
-            cells = _FINAL_CELLS if whole else _PARTIAL_CELLS
+            cells = constants.FINAL_CELLS if whole else constants.PARTIAL_CELLS
             elimination = self.manner.plan(restricted(self.network, kept), cells)
             if elimination is None:
                 continue
@@ -272,7 +245,7 @@ class _Search:
                 states = elimination.run()
                 self._offer([int(keep[state]) for keep, state in zip(kept, states, strict=True)])
             self.lower = max(self.lower, min(self.cost, threshold))
-            return self.cost - self.lower < (1.0 - _PROGRESS) * gap
+            return self.cost - self.lower < (1.0 - constants.CLOSED) * gap
         return False
 
     def _offer(self, states: Sequence[int] | Indices) -> None:

@@ -6,57 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from sbp.passes.plan import forests, sweeps
+from sbp.passes.plan import constants, forests, sweeps
 from sbp.passes.plan.budget import Budget, Fitted, Load, flat_budget
-from sbp.passes.plan.combined import MOST, Known, cheapest_states, together
+from sbp.passes.plan.combined import Known, cheapest_states, together
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.every import cheapest_of_all
 from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.improving import Improving
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 from sbp.passes.plan.peak import least_peak
-from sbp.passes.plan.priced import PROVING, about_most
 from sbp.passes.plan.prices import TimePrices
 from sbp.passes.plan.solve import Progress, solve
-
-_ROUND_STEPS = 40
-"""Steps of prices in a round."""
-_STANDING = 1e-3
-"""Prices stand where a round of steps raises the bound by less than this part. Only then a network is solved
-at them exactly: a hundred rounds take as long, and what is cheapest at prices that change is worth little."""
-_HELD, _HELD_STEPS = 1e-3, 10
-"""Prices to begin with are held as long as so many steps raise the bound by more than this part. They are
-about right, and costs take many sweeps to get through a large network: with prices that change all the while
-its bound takes twice as many to rise as far."""
-_RAISES = 3
-"""Exact solutions at raised prices, for each at the best,"""
-_RAISED = 0.1
-"""and by which part of the highest price all together are raised at each."""
-_COMBINED_SHARE = 0.25
-"""Part of the time left for the best of what is known together,"""
-_COMBINED_GAP = 1e-3
-"""which ends this near to its bound,"""
-_PART_STALLED_ROUNDS = 3
-"""or after so many rounds in which nothing improves"""
-_PART_PROGRESS = 3e-4
-"""by more than this part of the cost."""
-_NEARLY = 0.01
-"""Where it is this near to its bound, the prices there are worth trying."""
-
-_KICKS = 3
-"""Tries in a round to leave the best assignment and to come back to a better one."""
-_ENUMERATED_CELLS = 1 << 21
-"""Combinations times times and entries, up to which all are looked at."""
-_STALLED_ROUNDS = 10
-"""Without a time limit: rounds in which neither cost nor bound improve, before the search ends."""
-_PEAK_SHARE = 0.3
-"""Part of the time kept for the smallest peak while nothing is found that fits."""
-_EXACT_SHARE, _EXACT_SECONDS = 0.3, 20.0
-"""Part of the effort left for one exact solution at fixed prices, and so many seconds at the most."""
-_CHARGED_NODES = 500
-"""Networks of fewer nodes are told no prices to begin with."""
-_PROGRESS = 1e-5
-"""The search does not go on for less than this part of the cost, without a time limit."""
 
 
 def solve_within(
@@ -108,12 +68,10 @@ class LimitedSearch(Improving):
     ) -> None:
         super().__init__(network, budget, effort or Effort(), good_gap)
         self.is_part, self.progress = is_part, progress
-        self.peaks = self.effort.part(1.0 - _PEAK_SHARE)
+        self.peaks = self.effort.part(1.0 - constants.PART_SHARE)
         self.known = Known()
         self.combined_seconds = 0.0
         """Of work that it took to bring together what is known, the last time."""
-        self.dear: TimePrices | None = None
-        """Prices that hold for what is known together, until they are tried."""
         self.begun_at: list[Indices] = []
         """Where it was told to begin: under another limit too."""
         self.rounds = 0
@@ -151,7 +109,7 @@ class LimitedSearch(Improving):
         self.states, self.cost, self.excess = None, math.inf, (True, math.inf)
         self.known.add(known)
         self.known.forget()
-        self.combined_seconds, self.dear = 0.0, None
+        self.combined_seconds = 0.0
         self.over = forests.use_of(self.flat_budget, known) > self.flat_budget.room
         self.raised, self.solves = 0, True
         for states in (*self.begun_at, known):
@@ -179,18 +137,6 @@ class LimitedSearch(Improving):
         self._offer(self.begun_at[-1])
         self.known.add(self.begun_at[-1])
 
-    def charge(self, states: Sequence[int], price: float) -> None:
-        """Begins with a price for a byte, in equal parts at all times at which some states have most.
-
-        A small network begins without: its steps are many, and from prices that are too high moves go astray.
-        """
-        if self.flat.sizes.size < _CHARGED_NODES:
-            return
-        kernel = np.array(self.reduction.project(states), dtype=np.int64)
-        busy = about_most(forests.use_of(self.flat_budget, kernel) - self.flat_budget.room)
-        self.prices.charge(np.where(busy, PROVING * price / max(int(busy.sum()), 1), 0.0))
-        self.prices.are_held = True
-
     def smallest(self, effort: Effort) -> Fitted:
         """States with the smallest peak found, and a lower bound on any."""
         self._allow(effort)
@@ -200,13 +146,11 @@ class LimitedSearch(Improving):
     def run(self) -> Fitted:
         """The answer."""
         cells = (self.flat_budget.room.size + self.flat.twin.size + 1) * math.prod(self.flat.sizes.tolist())
-        if cells <= _ENUMERATED_CELLS:
+        if cells <= constants.COMPARED_CELLS:
             return self._best_of_all()
         stalled = 0
         self._combine()
-        self._try_dear()
-        most = _PART_STALLED_ROUNDS if self.is_part else _STALLED_ROUNDS
-        while stalled < most or (math.isfinite(self.effort.end) and not self.good_gap):
+        while stalled < constants.STALLED_ROUNDS or (math.isfinite(self.effort.end) and not self.good_gap):
             before = self.cost, self.prices.lower
             self._round()
             if self._finished():
@@ -216,19 +160,16 @@ class LimitedSearch(Improving):
 
     def _round(self) -> None:
         decoded: Indices = self.nearest
-        before = since = self.prices.lower
-        for k in range(1, _ROUND_STEPS + 1):
+        before = self.prices.lower
+        for _ in range(constants.ROUND_SWEEPS):
             decoded = self.prices.step(self.cost)
             if self._finished():
                 break
-            if self.prices.are_held and k % _HELD_STEPS == 0:
-                size = abs(self.reduction.constant + self.prices.lower)
-                self.prices.are_held, since = self.prices.lower - since > _HELD * size, self.prices.lower
-        self.noise = forests.NOISE * abs(self.reduction.constant + self.prices.lower)
+        self.noise = constants.NOISE * abs(self.reduction.constant + self.prices.lower)
         risen = self.prices.lower - before
         size = abs(self.reduction.constant + self.prices.lower)
-        stand = risen < _STANDING * size
-        if stand and not self._finished() and not self._try_dear() and self.solves:
+        stand = risen < constants.STANDING * size
+        if stand and not self._finished() and self.solves:
             self._look_exactly()
         self.rounds += 1
         if not self.is_part and not self._finished():
@@ -237,30 +178,22 @@ class LimitedSearch(Improving):
         self._polish(decoded)
         if self.states is not None:
             self._polish(self.states)
-            for _ in range(_KICKS):
+            for _ in range(constants.KICKS):
                 self._polish(self._mixed(self.states, decoded))
         if self.progress is not None:
             constant = self.reduction.constant
             self.progress(self.cost + constant, self.prices.lower + constant)
-
-    def _try_dear(self) -> bool:
-        """Goes to the prices that hold for what is known together, if there are new ones."""
-        if self.dear is None:
-            return False
-        self.prices.begin_at(self.dear)
-        self.prices.are_held, self.dear = True, None
-        return True
 
     def _look_exactly(self) -> None:
         """Moves from the cheapest states at the best prices; then, while these do not keep the limit, at
         prices that are higher where they need too much."""
         if self.solved_for is not self.prices.best:
             self.solved_for, self.solved_at, self.raised = self.prices.best, self.prices.best, 0
-        elif self.raised == _RAISES or not self.over.any():
+        elif self.raised == constants.RAISES or not self.over.any():
             return
         else:
             typical = self.solved_at[self.solved_at > 0.0].max(initial=self._typical_price())
-            more = _RAISED * typical / int(self.over.sum())
+            more = constants.RAISED * typical / int(self.over.sum())
             self.solved_at = np.where(self.over, self.solved_at + more, self.solved_at)
             self.raised += 1
         states = self._exact(self.solved_at)
@@ -271,7 +204,7 @@ class LimitedSearch(Improving):
     def _combine(self) -> None:
         """The best of what is known together, and of that with what costs least by the bound."""
         begun, paid = self.effort.count.seconds, float(self.prices.best @ self.flat_budget.room)
-        if self.is_part or self.combined_seconds > _COMBINED_SHARE * self.effort.left:
+        if self.is_part or self.combined_seconds > constants.PART_SHARE * self.effort.left:
             return
         priced = self.flat._replace(theta=self._priced(self.prices.best))
         values = [sweeps.total_cost(priced, x) - paid for x in self.known.states]
@@ -279,8 +212,11 @@ class LimitedSearch(Improving):
         if len(among) > 1:
             self._best_among(among, among)
         if self.known.has_risen(self.cost, self.prices.lower) and self.rounds:
-            few = cheapest_states(self.flat.split(self.prices.excess()))
-            among = [*([] if self.states is None else [self.states]), *self.known.states[:MOST]]
+            few = cheapest_states(self.flat.split(self.prices.excess()), constants.FEW_STATES)
+            among = [
+                *([] if self.states is None else [self.states]),
+                *self.known.states[: constants.TOGETHER],
+            ]
             self._best_among(among, [*among, *few])
         self.combined_seconds = self.effort.count.seconds - begun
 
@@ -292,9 +228,9 @@ class LimitedSearch(Improving):
         """
         small = together(self.reduction.kernel, self.loads, among)
         budget = Budget(small.loads, self.budget.limit)
-        effort = self.effort.part(_COMBINED_SHARE)
+        effort = self.effort.part(constants.PART_SHARE)
         try:
-            inner = LimitedSearch(small.network, budget, effort, None, _COMBINED_GAP, is_part=True)
+            inner = LimitedSearch(small.network, budget, effort, None, constants.COMBINED_GAP, is_part=True)
         except Infeasible:  # each of them has an infinite cost
             return
         for x in known:
@@ -303,11 +239,6 @@ class LimitedSearch(Improving):
         found = inner.run()
         if found.fits and math.isfinite(found.cost):
             self._polish(small.widened(found.states))
-            if self._is_near(found.cost, found.bound):
-                self.dear = inner.prices.found()
-
-    def _is_near(self, cost: float, bound: float) -> bool:
-        return cost - bound <= _NEARLY * abs(cost + self.reduction.constant)
 
     def _exact(self, prices: Table) -> Indices:
         """The cheapest states at some prices, and the bound that they prove: without a limit a network is
@@ -316,16 +247,17 @@ class LimitedSearch(Improving):
             return self.nearest
         unary = np.split(self._priced(prices), self.flat.offsets[1:-1])
         kernel = replace(self.reduction.kernel, unary=tuple(unary))
-        found = solve(kernel, effort=self.effort.part(_EXACT_SHARE).at_most(_EXACT_SECONDS))
+        found = solve(kernel, effort=self.effort.part(constants.PART_SHARE))
         # Where there was too little left for it there will not be enough later.
-        self.solves = self._is_near(found.cost, found.bound)
+        missing = found.cost - found.bound
+        self.solves = missing <= constants.NEARLY * abs(found.cost + self.reduction.constant)
         self.prices.prove(found.bound - float(prices @ self.flat_budget.room), prices)
         return np.array(found.states, dtype=np.int64)
 
     def _allow(self, effort: Effort) -> None:
         """Goes on with other effort."""
         self.effort = effort
-        self.peaks = effort.part(1.0 - _PEAK_SHARE)
+        self.peaks = effort.part(1.0 - constants.PART_SHARE)
 
     def _best_of_all(self) -> Fitted:
         """Every combination of states, where these are few."""
@@ -337,8 +269,7 @@ class LimitedSearch(Improving):
         cost, lower = before
         if math.isinf(cost):
             return self.cost < cost
-        part = _PART_PROGRESS if self.is_part else _PROGRESS
-        least = part * abs(self.prices.lower + self.reduction.constant)
+        least = constants.PROGRESS * abs(self.prices.lower + self.reduction.constant)
         return max(cost - self.cost, self.prices.lower - lower) > least
 
     def _finished(self) -> bool:

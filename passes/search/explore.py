@@ -14,28 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from sbp.passes.physical.exposure import Shares
+from sbp.passes.plan import constants
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.network import Table
 from sbp.passes.plan.seeds import SeedUse, seed_name
 from sbp.passes.search.pool import PlanCandidate, Pool
 from sbp.passes.search.space import Space
-
-PERIOD = 4
-"""Of so many turns the second begins a parallelism, the third goes on from it, and the last looks near the
-best plan; the first goes on with the chain that promises most."""
-SOLVED_PART = 0.6
-"""Of the work, for solutions of whole problems; plans near others take the rest."""
-DAMPING = 0.5
-"""How much of the shares stays from plan to plan."""
-NEAR_SECONDS, NEAR_TURNS = 1.0, 6
-"""Of work, for a plan with the shortest step near one; and plans that are looked at."""
-EXPOSED, MOST_MOVES, DEARER = 0.003, 2, 4.0
-"""Near the best plan moves that look alike and that kernels wait for longer than this part of the step, so
-many groups of them at the most, count so many times."""
-TIE, SHAKEN = 0.02, 0.3
-"""The standard deviations of the logarithms of shares that are shaken, by turns: what XLA's order makes of
-plans that cost the same, or about the same, differs by some percent. The first are those with which the best
-plan was found, the others what kernels wait for in it."""
 
 
 @dataclass
@@ -107,7 +91,7 @@ class Explorer:
         what is near the best plan take turns (`PERIOD`).
         """
         self.turns += 1
-        turn, last = self.turns % PERIOD, self.chains[-1]
+        turn, last = self.turns % constants.PERIOD, self.chains[-1]
         chain = min((c for c in self.chains if not c.is_over), key=_promise, default=None)
         if turn == 0:
             self.look_near()
@@ -132,7 +116,7 @@ class Explorer:
     def go_on(self, chain: PlanChain) -> None:
         """One plan more of a chain. Where its parallelism has no other, it goes on without."""
         times = chain.at.times_by_list if chain.by_list else chain.at.times
-        shares = self.space.exposure.shares(times, chain.at.shares, DAMPING)
+        shares = self.space.exposure.shares(times, chain.at.shares, constants.DAMPING)
         found = self.found(chain, shares)
         chain.looks += 1
         if found is None:
@@ -159,7 +143,7 @@ class Explorer:
     @property
     def may_solve(self) -> bool:
         """Whether whole problems have not taken more than their part of the work yet."""
-        return self.solved_seconds <= SOLVED_PART * (self.effort.count.seconds - self.began)
+        return self.solved_seconds <= constants.SOLVED_PART * (self.effort.count.seconds - self.began)
 
     def solved(
         self, unary: tuple[Table, ...], source: str, shares: Shares | None = None
@@ -176,16 +160,17 @@ class Explorer:
         best, s = self.pool.best or self.chains[0].at, self.space
         usual = s.exposure.shares(best.times)
         if best is not self.near:
-            self.near, least = best, EXPOSED * best.times.step_seconds
-            self.waits = [g for g, x in s.exposure.waits(best.times).items() if x > least][:MOST_MOVES]
+            self.near, least = best, constants.EXPOSED * best.times.step_seconds
+            waits = s.exposure.waits(best.times).items()
+            self.waits = [g for g, x in waits if x > least][: constants.MOST_MOVES]
         self.looks_near += 1
         if self.looks_near % 2 == 0:
-            shares = self.shaken({g: (best.shares or {}).get(g, 1.0) for g in usual}, TIE)
+            shares = self.shaken({g: (best.shares or {}).get(g, 1.0) for g in usual}, constants.TIE)
         elif self.waits:
             group = self.waits.pop(0)
-            shares = {**usual, group: DEARER * usual[group]}
+            shares = {**usual, group: constants.DEARER * usual[group]}
         else:
-            shares = self.shaken(usual, SHAKEN)
+            shares = self.shaken(usual, constants.SHAKEN)
         found = s.near(s.network.unary, shares, best, "near the best", self.effort)
         if found is not None:
             self.pool.add(found)
@@ -203,5 +188,5 @@ def shortest(space: Space, pool: Pool, base: PlanCandidate, effort: Effort) -> P
       effort: for all that is looked at.
     """
     if base.times.sent or base.times.talked:
-        Explorer(space, pool, base, (), effort.at_most(NEAR_SECONDS)).run(0, NEAR_TURNS)
+        Explorer(space, pool, base, (), effort.at_most(constants.NEAR_SECONDS)).run(0, constants.NEAR_TURNS)
     return pool.best or base

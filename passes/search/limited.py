@@ -16,6 +16,7 @@ from sbp.passes.physical.evaluate import HOLES
 from sbp.passes.physical.exposure import Clock, Shares
 from sbp.passes.physical.memory import SmallestPeak
 from sbp.passes.physical.missed import missed_loads
+from sbp.passes.plan import constants
 from sbp.passes.plan.budget import Budget, Fitted, Load
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.descent import Descent
@@ -32,27 +33,6 @@ from sbp.passes.plan.within import LimitedSearch
 from sbp.passes.search.pool import PlanCandidate, Pool
 from sbp.passes.search.space import Space
 
-TRIES, CORRECTED_TRIES = 12, 8
-"""How often the search is asked for less, because what it found needs more than it counted; of these, the
-first ones are asked for less only around the time at which that is so."""
-MARGIN = 0.998
-"""Of what the next try may use."""
-HELPED, MOST_STEP = 0.995, 0.85
-"""What is found needs no more than the first part of the smallest peak yet; or the next try may use no more
-than the second of what the last was counted to use."""
-NEAR = 1.005
-"""Of the smallest peak: what a plan that is about as small may use."""
-FULL = 0.995
-"""Of a plan that needs less than this part of the limit the search is asked for more, once."""
-STARTS_SECONDS, SEARCH_SECONDS, TRY_SECONDS, LARGE_CELLS = 3.0, 4.0, 2.0, 2e7
-"""Of work: to find where to begin, for the first search, and for each that follows; twice as much where a
-network has so many cells."""
-GOOD_GAP = 0.005
-"""The search for the cheapest that fits ends this near to its bound."""
-SOLVED_SECONDS = 1.5
-"""Of work, for a solution at prices."""
-SMALLEST_SECONDS = 2.0
-"""For each look at the smallest peak, at the most."""
 FITTING = (ZERO_3, ZERO_3_ANY, SEQUENCE_3, TENSOR)
 """Parallelisms that keep parts of what others keep whole, for all axes alike."""
 
@@ -109,51 +89,48 @@ class LimitedSpace(Space):
         """The cheapest plan found that keeps the limit, proven against the bound of all that do; or what is
         nearest to it."""
         budget, limit = Budget(self.loads, self.problem.limit_bytes), self.problem.limit_bytes
-        starts = priced_starts(
-            self.room_model, self.network, budget, base.assignment, self.allowed(effort, STARTS_SECONDS)
-        )
-        search = LimitedSearch(
-            self.network, budget, self.allowed(effort, SEARCH_SECONDS), self.problem.progress, GOOD_GAP
-        )
-        for states in starts.states:
+        own = self.allowed(effort, constants.STARTS_SECONDS)
+        starts = priced_starts(self.room_model, self.network, budget, base.assignment, own)
+        own, progress = self.allowed(effort, constants.SEARCH_SECONDS), self.problem.progress
+        search = LimitedSearch(self.network, budget, own, progress, constants.CLOSE)
+        for states in starts:
             search.start_from(states)
-        if starts.price:
-            search.charge(starts.free, starts.price)
         found, power = search.run(), 1
         if math.isfinite(found.bound):
             self.bound = max(self.bound, found.bound)
         low, high = 0.0, math.inf  # what is counted of plans: none was found with this, one with that
         smallest: PlanCandidate | None = None
-        for k in range(TRIES):
+        for k in range(constants.TRIES):
             tried = self.tried(found, "the cheapest that fits")
             if tried is None:
-                found = search.go_on(search.budget.limit, self.allowed(effort, TRY_SECONDS))
+                found = search.go_on(search.budget.limit, self.allowed(effort, constants.TRY_SECONDS))
                 continue
             if self.pool.fits(tried):
                 return self.with_more(search, tried, effort)
             last = smallest
             smallest = tried if smallest is None else min(smallest, tried, key=lambda x: x.memory_bytes)
-            missed = self.missed(search.budget, found, tried) if k < CORRECTED_TRIES else ()
+            missed = self.missed(search.budget, found, tried) if k < constants.CORRECTED_TRIES else ()
             if missed:
-                found = search.go_on(search.budget.limit, self.allowed(effort, TRY_SECONDS), missed)
+                found = search.go_on(search.budget.limit, self.allowed(effort, constants.TRY_SECONDS), missed)
                 continue
-            if last is not None and tried.memory_bytes > HELPED * last.memory_bytes:
+            if last is not None and tried.memory_bytes > (1.0 - constants.CLOSE) * last.memory_bytes:
                 power *= 2  # less of what is counted was not less of what is needed
             if found.fits:
                 high = min(found.peak_bytes, search.budget.limit)
             else:
                 low = search.budget.limit
-            if high < NEAR * low or math.isinf(high):
+            if high < (1.0 + constants.CLOSE) * low or math.isinf(high):
                 break
-            part = max((MARGIN * limit / tried.memory_bytes) ** power, MOST_STEP if power > 1 else 0.0)
-            target = max(high * min(part, MARGIN), math.sqrt(low * high))
-            found = search.go_on(target, self.allowed(effort, TRY_SECONDS))
-        return self.smallest(search, starts.states, effort)
+            part = ((1.0 - constants.MARGIN) * limit / tried.memory_bytes) ** power
+            part = max(part, 1.0 - constants.MOST_STEP if power > 1 else 0.0)
+            target = max(high * min(part, 1.0 - constants.MARGIN), math.sqrt(low * high))
+            found = search.go_on(target, self.allowed(effort, constants.TRY_SECONDS))
+        return self.smallest(search, starts, effort)
 
     def allowed(self, effort: Effort, seconds: float) -> Effort:
         """A part of the effort: so many seconds, and as many more as the network is large."""
         edges = self.network.edges
-        return effort.at_most(seconds * (1.0 + sum(t.size for _, _, t in edges) / LARGE_CELLS))
+        return effort.at_most(seconds * (1.0 + sum(t.size for _, _, t in edges) / constants.WRITTEN_CELLS))
 
     def tried(self, found: Fitted, source: str) -> PlanCandidate | None:
         """The plan that a search has found; None if it has found none at all."""
@@ -171,10 +148,9 @@ class LimitedSpace(Space):
         What is explored begins where the search has ended.
         """
         counted, limit = search.budget.limit, self.problem.limit_bytes
-        if fitted.memory_bytes < FULL * limit and not effort.is_spent:
-            found = search.go_on(
-                counted * MARGIN * limit / fitted.memory_bytes, self.allowed(effort, TRY_SECONDS)
-            )
+        if fitted.memory_bytes < (1.0 - constants.CLOSE) * limit and not effort.is_spent:
+            target = counted * (1.0 - constants.MARGIN) * limit / fitted.memory_bytes
+            found = search.go_on(target, self.allowed(effort, constants.TRY_SECONDS))
             more = (self.tried(found, "the cheapest that fits") if found.fits else None) or fitted
             if self.pool.fits(more) and more.assignment.seconds < fitted.assignment.seconds:
                 counted, fitted = search.budget.limit, more
@@ -186,9 +162,9 @@ class LimitedSpace(Space):
     ) -> PlanCandidate | SmallestPeak:
         """The smallest peak, where nothing was found that fits; it may fit after all."""
         effort = Effort(effort.count)  # a refusal has to be sure
-        least = search.smallest(effort.at_most(SMALLEST_SECONDS))
+        least = search.smallest(effort.at_most(constants.TRY_SECONDS))
         # Of all that have about this peak a cheap one: nothing in it is larger than it must be.
-        near = search.go_on(NEAR * least.peak_bytes, effort.at_most(SMALLEST_SECONDS))
+        near = search.go_on((1.0 + constants.CLOSE) * least.peak_bytes, effort.at_most(constants.TRY_SECONDS))
         self.loads, self.prices = search.budget.loads, search.prices.found()
         found = [least.states, near.states, *dict.fromkeys(starts)]
         tried = [self.look(x, "the smallest peak") for x in found if math.isfinite(self.network.cost(x))]
@@ -216,7 +192,7 @@ class LimitedSpace(Space):
     ) -> PlanCandidate | None:
         """The cheapest plan where bytes have their prices; it may not fit."""
         costs = self.prices.charged(unary, self.loads)
-        found = super().solved(costs, source, self.allowed(effort, SOLVED_SECONDS), shares)
+        found = super().solved(costs, source, self.allowed(effort, constants.TRY_SECONDS), shares)
         if found is None or self.pool.fits(found):
             return found
         over = self.prices.excess_seconds(self.loads, found.states, self.counted_bytes)
@@ -232,7 +208,7 @@ class LimitedSpace(Space):
     def counted_limit(self, at: PlanCandidate) -> float | None:
         """As much as keeps the limit there by the evaluator, which counts otherwise."""
         counted = Budget(self.loads, math.inf).peak_bytes(at.states)
-        return MARGIN * counted * self.problem.limit_bytes / at.memory_bytes
+        return (1.0 - constants.MARGIN) * counted * self.problem.limit_bytes / at.memory_bytes
 
     def near(
         self, unary: tuple[Table, ...], shares: Shares, at: PlanCandidate, source: str, effort: Effort

@@ -6,13 +6,9 @@ from functools import cached_property
 
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.exposure import Clock, Shares, StepTimes
+from sbp.passes.plan import constants
 from sbp.passes.plan.effort import WorkCount
 from sbp.passes.plan.model import ChosenSignatures
-
-SAME_STEP = 5e-4
-"""Steps that differ by less are about the same: a plan that does more is not worth so little."""
-LOOKED_SECONDS = 7e-5
-"""What it takes to look at a plan, for each of its steps."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +73,12 @@ class Pool:
     def best(self) -> PlanCandidate | None:
         """The one with the shortest step; of steps that are about the same, that with the least work."""
         least = min((x.times.step_seconds for x in self.counted), default=math.inf)
-        same = [x for x in self.counted if x.times.step_seconds <= least * (1.0 + SAME_STEP)]
+        same = [x for x in self.counted if x.times.step_seconds <= least * (1.0 + constants.SAME_STEP)]
         return min(same, key=lambda x: (x.times.seconds, x.times.step_seconds), default=None)
 
     def add(self, candidate: PlanCandidate) -> PlanCandidate:
         """Takes a candidate up."""
-        self.count.add(LOOKED_SECONDS * len(candidate.takes.physical.steps))
+        self.count.add(constants.LOOKED_STEP_SECONDS * len(candidate.takes.physical.steps))
         self.candidates.append(candidate)
         if not self.binds or self.fits(candidate):
             self.counted.append(candidate)

@@ -17,6 +17,7 @@ from sbp.passes.physical.enumerated import Weighed, cheapest_by_trying
 from sbp.passes.physical.evaluate import OVERLAPPING, Evaluator
 from sbp.passes.physical.exposure import Clock
 from sbp.passes.physical.memory import SmallestPeak
+from sbp.passes.plan import constants
 from sbp.passes.plan.bounds import least_seconds
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.effort import Effort
@@ -33,13 +34,6 @@ from sbp.passes.search.limited import LimitedProblem, LimitedSpace
 from sbp.passes.search.pool import PlanCandidate, Pool
 from sbp.passes.search.space import Space
 
-SOLVE_SECONDS, EXPLORE_SECONDS, LIMITED_SECONDS = 20.0, 2.5, 6.0
-"""Of work, for each unit of effort: for the cheapest plan and its bound, for what is explored, and for what
-is explored under a limit."""
-FEWEST_TURNS, MOST_TURNS = 2, 40
-"""Plans beside the cheapest that are looked at, whatever they take; for each unit of effort, at the most."""
-MOST_CELLS = 2e7
-"""Networks of more table cells, as on four axes, are not written down; axes are grouped there."""
 SHARDED = SeedUse("sharded weights", batch=False, weights=True, moments=True)
 MORE_PAIRS = ((ZERO_3_ANY, SHARDED),)
 """Parallelisms under a limit, for the outermost axis and for the others, beside those of plan/seeds.py:
@@ -112,7 +106,7 @@ class Search:
     @property
     def most_turns(self) -> float:
         """Plans that are looked at, at the most."""
-        return MOST_TURNS * self.request.terms.effort
+        return constants.MOST_TURNS * self.request.terms.effort
 
     # Without a limit on memory.
 
@@ -120,7 +114,7 @@ class Search:
         """The space of the program, and the cheapest plan; no space if it is too large to be written down."""
         model = CutModel(self.candidates, self.asked, self.boxings, self.effort.count.is_over)
         network = model.build_indexed()
-        effort, progress = self.allowed(SOLVE_SECONDS), self.request.terms.progress
+        effort, progress = self.allowed(constants.SOLVE_SECONDS), self.request.terms.progress
         solution = solve_indexed(network, effort=effort, progress=progress)
         if not math.isfinite(solution.cost):
             raise CutOff
@@ -141,13 +135,13 @@ class Search:
 
     def space(self, model: Model, network: IndexedNetwork) -> Space | None:
         """The space of a model; of groups of axes where it is too large; None where that is too large too."""
-        if network.cells > MOST_CELLS:
+        if network.cells > constants.WRITTEN_CELLS:
             model = CutModel(self.grouped, self.asked, self.boxings, self.effort.count.is_over)
             try:
                 network = model.build_indexed()
             except Infeasible:
                 return None
-            if network.cells > MOST_CELLS:
+            if network.cells > constants.WRITTEN_CELLS:
                 return None
         return Space(model, network.dense(), self.clock, self.request.donated, self.bound)
 
@@ -168,9 +162,9 @@ class Search:
             return
         axes = self.request.placement.ndim
         outer = 1 if space.model.c is self.candidates else len(self.groups[0])
-        effort = self.allowed(EXPLORE_SECONDS)
+        effort = self.allowed(constants.EXPLORE_SECONDS)
         explorer = Explorer(space, self.pool, base, seeds_for(axes, outer), effort)
-        explorer.run(FEWEST_TURNS, self.most_turns)
+        explorer.run(constants.FEWEST_TURNS, self.most_turns)
 
     def add_floor(self, base: PlanCandidate | None) -> None:
         """What is there although the search was cut off."""
@@ -206,9 +200,9 @@ class Search:
         if isinstance(found, PlanCandidate) and self.overlaps(found) and found.states:
             axes = r.placement.ndim
             pairs = [(outer, *(inner,) * (axes - 1)) for outer, inner in MORE_PAIRS] if axes > 1 else []
-            effort = self.allowed(LIMITED_SECONDS)
+            effort = self.allowed(constants.LIMITED_SECONDS)
             explorer = Explorer(space, self.pool, found, [*pairs, *seeds_for(axes)], effort)
-            explorer.run(FEWEST_TURNS, self.most_turns)
+            explorer.run(constants.FEWEST_TURNS, self.most_turns)
         return found
 
     def fitted(

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from benchmarks.search import PARTS, main, planned, without
+from benchmarks.search import PARTS, main, planned, replaced
+from sbp.passes.plan import constants
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -13,7 +14,7 @@ def test_a_part_is_there_and_comes_back(part: str) -> None:
         return [getattr(owner, name) for owner, name, _ in PARTS[part]]
 
     before = now()
-    with without(part):
+    with replaced(PARTS[part]):
         assert now() == [other for _, _, other in PARTS[part]] != before
     assert now() == before
 
@@ -22,6 +23,16 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     """What the table says of it is what is planned."""
     usual = planned("classifier", (2, 4), math.inf)
     assert usual.step_seconds <= 153.5e-6
-    main(["classifier", "--parts", "1", "--without", "other dampings"])
+    main(["classifier", "--parts", "1", "--without", "more pairs"])
     rows = capsys.readouterr().out.splitlines()
     assert len(rows) == 4 and "| classifier | 1 |  | 153.0 us | 1.000 |" in rows[2]
+
+
+def test_the_table_of_constants(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With four turns the classifier's best plan is found, with two it is not."""
+    monkeypatch.setattr(constants, "MOST_TURNS", 4)
+    main(["classifier", "--parts", "1", "--constants", "MOST_TURNS"])
+    name, half, _, double, _ = capsys.readouterr().out.splitlines()[2].strip("| ").split(" | ")
+    assert (name, double, constants.MOST_TURNS) == ("MOST_TURNS = 4", "1.000 to 1.000", 4)
+    low, high = map(float, half.split(" to "))
+    assert low == high > 1.05

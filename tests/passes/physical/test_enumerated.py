@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from sbp.passes.physical import enumerated
 from sbp.passes.physical.enumerated import Weighed, cheapest_by_trying
+from sbp.passes.plan import constants
 from sbp.passes.plan.model import ChosenSignatures
 from tests.passes.physical.limits import example, outcome
 from tests.passes.plan.cheapest import choose
@@ -46,5 +46,5 @@ def test_the_first_that_fits_is_the_cheapest(monkeypatch: pytest.MonkeyPatch) ->
     assert found is not None and found.seconds == asked[-1] and asked == sorted(asked)
     assert asked[0] == pytest.approx(fastest.seconds) and found.bound <= found.seconds
     assert tried(fastest.seconds * (1 - 1e-9), every) is None
-    monkeypatch.setattr(enumerated, "MOST_COMBINATIONS", 1)
+    monkeypatch.setattr(constants, "COMBINATIONS", 1)
     assert tried(math.inf, every) is None

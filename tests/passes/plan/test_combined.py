@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from sbp.passes.plan import within
+from sbp.passes.plan import constants, within
 from sbp.passes.plan.budget import Budget, Load
-from sbp.passes.plan.combined import APART, MOST, Known, cheapest_states, together
+from sbp.passes.plan.combined import Known, cheapest_states, together
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.network import CostNetwork, Solution
 from sbp.passes.plan.within import LimitedSearch
@@ -45,11 +45,6 @@ def test_some_layers_are_as_in_one_and_some_as_in_the_other() -> None:
     assert search.cost + search.reduction.constant <= (13 + 2.0 * 7) * WIDTH * 1.001
     assert search.states is not None
     assert (search.reduction.expand(search.states.tolist()).count(SAVES)) == 7 * WIDTH
-    # The prices there are those of the whole: a byte is worth what a layer takes to save it.
-    assert search.dear is not None and search.dear.prices.sum() == pytest.approx(1.0, rel=0.01)
-    search._try_dear()
-    assert search.prices.are_held and search.prices.at.sum() == pytest.approx(1.0, rel=0.01)
-    assert search.dear is None
 
 
 def test_what_was_together_is_not_brought_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +88,7 @@ def test_what_is_impossible_together_is_left() -> None:
     assert search.flat.turn.size == 6
     alone = [np.zeros(search.flat.turn.size, dtype=np.int64)]
     search._best_among(alone, alone)
-    assert search.dear is None
+    assert search.states is None and search.cost == math.inf
 
 
 def test_an_exact_solution_that_had_too_little_time_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,16 +106,18 @@ def test_an_exact_solution_that_had_too_little_time_is_the_last(monkeypatch: pyt
 
 def test_those_that_cost_least_are_taken_none_like_another() -> None:
     known, rng = Known(), np.random.default_rng(0)
-    far = [rng.integers(0, 9, 1000) for _ in range(MOST + 4)]
+    far = [rng.integers(0, 9, 1000) for _ in range(constants.TOGETHER + 4)]
     like = far[0].copy()
-    like[: int(APART * like.size)] += 1
+    like[: int(constants.APART * like.size)] += 1
     for states in (*far, like, far[3]):
         known.add(states)
-    assert len(known.states) == MOST + 5
-    values = [float(k) for k in range(MOST + 4)] + [0.5]
+    assert len(known.states) == constants.TOGETHER + 5
+    values = [float(k) for k in range(constants.TOGETHER + 4)] + [0.5]
     among = known.chosen(values, 100.0, 0.0, far[5])
-    assert among[0] is far[5] and len(among) == MOST
-    assert all((a == b).all() for a, b in zip(among[1:], [*far[:5], *far[6:MOST]], strict=True))
+    assert among[0] is far[5] and len(among) == constants.TOGETHER
+    assert all(
+        (a == b).all() for a, b in zip(among[1:], [*far[:5], *far[6 : constants.TOGETHER]], strict=True)
+    )
     # Nothing new: nothing to do.
     assert known.chosen([float(k) for k in range(len(known.states))], 100.0, 0.0, far[5]) == []
     # What is worth so much more than the best is forgotten.

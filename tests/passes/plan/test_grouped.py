@@ -10,10 +10,10 @@ import pytest
 
 import sbp
 from sbp.hardware.catalogue import hardware_for
+from sbp.passes.plan import constants
 from sbp.passes.plan.grouped import axes_alike, axis_groups
 from sbp.passes.plan.model import Model
 from sbp.passes.plan.seeds import DATA, TENSOR, seeds_for
-from sbp.passes.search import search
 from sbp.passes.search.explore import Explorer
 from tests.passes.questions import asked
 
@@ -80,7 +80,7 @@ def test_programs_too_large_to_write_down_have_seeds(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Explorer, "run", listening)
     plans = []
     for cells in (grouped, grouped - 1):
-        monkeypatch.setattr(search, "MOST_CELLS", cells)
+        monkeypatch.setattr(constants, "WRITTEN_CELLS", cells)
         options = sbp.Options(cache=False)
         plans.append(sbp.compile(step, FOUR, options=options, donate_argnums=(0, 1)).plan(*ARGS))
     explored, kept = plans

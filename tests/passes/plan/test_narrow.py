@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sbp.passes.plan import narrow
+from sbp.passes.plan import constants
 from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable
 from sbp.passes.plan.narrow import Narrowing, solve_indexed
 from sbp.passes.plan.network import Infeasible
@@ -63,8 +63,8 @@ def test_bounds_of_states_hold(dtype: type) -> None:
 
 @pytest.mark.parametrize("forbidden", [0.0, 0.15])
 def test_narrowed_is_as_good_as_whole(forbidden: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(narrow, "_DENSE_CELLS", 0)
-    monkeypatch.setattr(narrow, "_KEPT_CELLS", 30)
+    monkeypatch.setattr(constants, "DENSE_CELLS", 0)
+    monkeypatch.setattr(constants, "WRITTEN_CELLS", 30)
     for seed in SEEDS:
         network = random_indexed(seed, forbidden)
         try:

@@ -2,65 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
 import pytest
 
-from sbp.passes.plan import within
 from sbp.passes.plan.budget import Budget, Load, flat_budget
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat import Indices, flat_network
 from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.prices import Prices
 from sbp.passes.plan.reduce import reduce_network
-from sbp.passes.plan.solve import solve
-from sbp.passes.plan.within import LimitedSearch
 from tests.passes.plan.brute import brute_force_within
 from tests.passes.plan.budgets import feasible_problems
-
-
-@pytest.mark.full
-def test_prices_to_begin_with_stay_until_they_have_proven_what_they_can(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Costs take many sweeps to get through a network; prices change when these raise the bound no more."""
-    rng, nodes = np.random.default_rng(0), 600
-    unary = tuple(rng.random(3) for _ in range(nodes))
-    edges = [(i, i + k, rng.random((3, 3))) for k in (1, 2, 30) for i in range(nodes - k)]
-    network = CostNetwork(unary, tuple(edges))
-    free = solve(network, proves=False).states
-    loads = tuple(Load(i, 0, 1, np.where(np.arange(3) == free[i], 1.0, 0.0)) for i in range(nodes))
-    search = LimitedSearch(network, Budget(loads, 0.8 * nodes), Effort().at_most(60.0), None, 0.01)
-    search.charge(free, 0.05)
-    charged, step = search.prices.at, search.prices.step
-    assert charged.any()
-    seen: list[tuple[bool, bool, float]] = []
-
-    def watched(cost: float) -> Indices:
-        held, stay = search.prices.are_held, search.prices.at is charged
-        states = step(cost)
-        seen.append((held, stay, search.prices.lower))
-        return states
-
-    monkeypatch.setattr(search.prices, "step", watched)
-    while search.prices.are_held:
-        search._round()
-    bounds = [lower for held, _, lower in seen if held]
-    assert all(stay for held, stay, _ in seen if held)
-    assert len(bounds) > within._HELD_STEPS and bounds == sorted(bounds)
-    # They were let go where so many steps had not raised the bound, and not before.
-    rises = [b - a for a, b in itertools.pairwise(bounds[within._HELD_STEPS - 1 :: within._HELD_STEPS])]
-    least = [within._HELD * abs(bounds[-1] + search.reduction.constant)] * len(rises)
-    assert [rise > small for rise, small in zip(rises, least, strict=True)] == [
-        *[True] * (len(rises) - 1),
-        False,
-    ]
-    search._round()
-    assert (search.prices.at != charged).any()
-    found = search.run()
-    assert found.fits and found.bound <= found.cost
 
 
 def test_a_price_stands_at_the_time_that_is_short() -> None:

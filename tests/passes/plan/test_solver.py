@@ -8,8 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from sbp.passes.plan import eliminate, tables
-from sbp.passes.plan import solve as solve_module
+from sbp.passes.plan import constants, tables
 from sbp.passes.plan.dual import Dual
 from sbp.passes.plan.eliminate import plan_elimination
 from sbp.passes.plan.flat import flat_network
@@ -89,9 +88,9 @@ def eliminated(network: CostNetwork) -> float:
 
 def search_only(monkeypatch: pytest.MonkeyPatch, final_cells: float) -> None:
     """Make the solver search where it would eliminate at once."""
-    monkeypatch.setattr(solve_module, "_DIRECT_CELLS", 0.0)
-    monkeypatch.setattr(solve_module, "_PARTIAL_CELLS", final_cells)
-    monkeypatch.setattr(solve_module, "_FINAL_CELLS", final_cells)
+    monkeypatch.setattr(constants, "DIRECT_CELLS", 0.0)
+    monkeypatch.setattr(constants, "PARTIAL_CELLS", final_cells)
+    monkeypatch.setattr(constants, "FINAL_CELLS", final_cells)
 
 
 @pytest.mark.parametrize("start", range(0, 1600, 200))
@@ -228,7 +227,7 @@ def test_grids_by_search_agree_with_elimination(seed: int, monkeypatch: pytest.M
 def test_blocked_buckets_equal_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     networks = [*map(dense_network, range(100)), grid(4, 3, 0)]
     whole = [eliminated(network) for network in networks]
-    monkeypatch.setattr(eliminate, "_BLOCK_CELLS", 4)
+    monkeypatch.setattr(constants, "BLOCK_CELLS", 4)
     assert [eliminated(network) for network in networks] == pytest.approx(whole, abs=1e-9)
 
 
@@ -335,8 +334,3 @@ def test_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not told or told[-1][0] == pytest.approx(answer.cost) or told[-1][0] > answer.cost
         heard += bool(told)
     assert heard > 10
-
-
-def test_brute_force_refuses_large_networks() -> None:
-    with pytest.raises(ValueError, match="at most"):
-        brute_force(CostNetwork(tuple(np.zeros(2) for _ in range(30)), ()))

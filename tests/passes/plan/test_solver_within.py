@@ -8,13 +8,12 @@ import math
 import numpy as np
 import pytest
 
-from sbp.passes.plan import forests, sweeps, within
+from sbp.passes.plan import constants, forests, sweeps, within
 from sbp.passes.plan.budget import Budget, FlatBudget, Load, flat_budget
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.every import cheapest_of_all
 from sbp.passes.plan.flat import flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible
-from sbp.passes.plan.priced import PROVING
 from sbp.passes.plan.reduce import reduce_network
 from sbp.passes.plan.within import LimitedSearch, solve_within
 from tests.passes.plan.brute import brute_force, brute_force_within
@@ -52,8 +51,8 @@ def test_nodes_of_one_state_are_no_dims() -> None:
 @pytest.mark.some(1)
 @pytest.mark.parametrize("tightness", [0.4, 0.7, 1.0])
 def test_search_against_enumeration(tightness: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(within, "_ENUMERATED_CELLS", 0)
-    monkeypatch.setattr(within, "_STALLED_ROUNDS", 3)
+    monkeypatch.setattr(constants, "COMPARED_CELLS", 0)
+    monkeypatch.setattr(constants, "STALLED_ROUNDS", 3)
     problems = feasible_problems(tightness, 60)
     found_best = closed = 0
     for network, budget in problems:
@@ -82,8 +81,8 @@ def test_a_loose_budget_changes_nothing() -> None:
 
 
 def test_the_same_problem_gives_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(within, "_ENUMERATED_CELLS", 0)
-    monkeypatch.setattr(within, "_STALLED_ROUNDS", 2)
+    monkeypatch.setattr(constants, "COMPARED_CELLS", 0)
+    monkeypatch.setattr(constants, "STALLED_ROUNDS", 2)
     for network, budget in feasible_problems(0.6, 10):
         assert solve_within(network, budget) == solve_within(network, budget)
 
@@ -98,9 +97,9 @@ def test_a_limit_that_nothing_keeps_is_proven() -> None:
 
 
 def test_progress_is_told_and_time_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(within, "_ENUMERATED_CELLS", 0)
+    monkeypatch.setattr(constants, "COMPARED_CELLS", 0)
     network, budget = feasible_problems(0.6, 12)[-1]
-    monkeypatch.setattr(within, "_STALLED_ROUNDS", 1)
+    monkeypatch.setattr(constants, "STALLED_ROUNDS", 1)
     solve_within(network, budget)  # compiles what is not compiled yet
     told: list[tuple[float, float]] = []
     found = solve_within(
@@ -198,18 +197,12 @@ def test_forests_are_chosen_exactly_and_counted_right() -> None:
             assert not work.change.any()
 
 
-@pytest.mark.parametrize("least_nodes", [0, 500])
-def test_a_search_begins_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch, least_nodes: int) -> None:
-    monkeypatch.setattr(within, "_CHARGED_NODES", least_nodes)
+def test_a_search_begins_where_it_is_told_to() -> None:
     network, budget = problem(5, 0.9)
     best = brute_force_within(network, budget)
     search = within.LimitedSearch(network, budget)
     search.start_from(best.states)
     assert search.reduction.constant + search.cost == pytest.approx(best.cost) or not best.fits
-    free = brute_force(network).states
-    search.charge(free, 1.0)
-    prices = search.prices.at
-    assert prices.sum() == pytest.approx(0.0 if least_nodes else PROVING) and (prices >= 0.0).all()
     found = search.run()
     assert found.cost == pytest.approx(best.cost) and found.bound <= best.cost * (1 + 1e-9)
 
@@ -243,7 +236,7 @@ def test_what_nodes_have_beside_that_is_taken_too() -> None:
 
 def test_where_it_began_is_known_under_another_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without time to search, what it was told of is better than nothing that fits."""
-    monkeypatch.setattr(within, "_ENUMERATED_CELLS", 0)
+    monkeypatch.setattr(constants, "COMPARED_CELLS", 0)
     network = CostNetwork(tuple(np.array([0.0, 2.0 + k]) for k in range(6)), ())
     loads = tuple(Load(k, 0, 1, np.array([4.0, 1.0])) for k in range(6))
     search = LimitedSearch(network, Budget(loads, 24.0))

@@ -16,6 +16,7 @@ from sbp.hardware.catalogue import Hardware, Link
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.exposure import Clock, Exposure, phases_of
+from sbp.passes.plan import constants
 from sbp.passes.plan.candidates import enumerate_candidates
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.every import all_costs
@@ -26,8 +27,8 @@ from sbp.passes.plan.seeds import seeds_for
 from sbp.passes.program.trace import trace
 from sbp.passes.request import Request, Terms
 from sbp.passes.search import space as spaces
-from sbp.passes.search.explore import MOST_MOVES, Explorer
-from sbp.passes.search.pool import SAME_STEP, Pool
+from sbp.passes.search.explore import Explorer
+from sbp.passes.search.pool import Pool
 from sbp.passes.search.search import FoundSignatures, Search
 from sbp.passes.search.space import Space
 from sbp.placement import placement
@@ -168,7 +169,7 @@ def test_more_effort_looks_at_the_same_plans_and_then_more() -> None:
         found.append([(x.source, x.states) for x in e.pool.candidates])
         assert e.pool.best is not None
         least = min(x.times.step_seconds for x in e.pool.candidates)
-        assert e.pool.best.times.step_seconds <= least * (1 + SAME_STEP)
+        assert e.pool.best.times.step_seconds <= least * (1 + constants.SAME_STEP)
     few, some, many = found
     assert len(few) < len(many)
     assert some[: len(few)] == few and many[: len(some)] == some
@@ -199,11 +200,11 @@ def test_what_kernels_wait_for_counts_more_near_the_best_plan() -> None:
     waits = {g: x for g, x in space.exposure.waits(base.times).items() if x > 0.0}
     assert waits and list(waits.values()) == sorted(waits.values(), reverse=True)
     space.near = lambda unary, shares, *_: counted.append(shares)  # type: ignore[method-assign]
-    for _ in range(MOST_MOVES + 1):
+    for _ in range(constants.MOST_MOVES + 1):
         e.look_near()
     usual = space.exposure.shares(base.times)
     dearer = [{g for g in usual if shares[g] != usual[g]} for shares in counted]
-    assert dearer[: len(waits)] == [{g} for g in list(waits)[:MOST_MOVES]]
+    assert dearer[: len(waits)] == [{g} for g in list(waits)[: constants.MOST_MOVES]]
     assert len(dearer[-1]) > 1 and not any(chosen - set(usual) for chosen in dearer)
 
 

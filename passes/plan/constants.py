@@ -1,0 +1,226 @@
+"""All constants of the search: what each is, in which unit, and why it is as it is.
+
+Seconds are of counted work (effort.py). What half and double of each does is said beside it, as
+`python -m benchmarks.search --constants` found it.
+"""
+
+# What work counts, as measured on a core of 2023 that does nothing else.
+
+SWEPT_CELL_SECONDS = 1e-9
+"""A sweep of TRW-S, for each cell of a table, at each of its two ends."""
+MOVED_CELL_SECONDS = 2e-9
+"""A move, for each cell of the tables of a node."""
+ELIMINATED_CELL_SECONDS = 8e-9
+"""An elimination, for each cell of its buckets."""
+PLANNED_EDGE_SECONDS = 2e-5
+"""To plan an elimination, for each node and each edge."""
+REDUCED_EDGE_SECONDS = 8e-5
+"""To reduce a network, for each node and each edge."""
+LOOKED_STEP_SECONDS = 7e-5
+"""To look at a plan, for each step of its program."""
+
+# How much work there is, per unit of `Options(effort=)`.
+
+SOLVE_SECONDS = 20.0
+"""For the cheapest plan and its bound. Few programs take a tenth of it."""
+EXPLORE_SECONDS = 2.5
+"""For plans around the cheapest: about as long as a large program takes to be traced and lowered."""
+LIMITED_SECONDS = 6.0
+"""The same under a limit on memory, where a look counts more."""
+STARTS_SECONDS = 3.0
+"""Under a limit: to find where to begin."""
+SEARCH_SECONDS = 4.0
+"""Under a limit: for the first search of the cheapest that fits. Twice as much for a network of
+`WRITTEN_CELLS`, as for each of these."""
+TRY_SECONDS = 2.0
+"""For a search that follows, at the smallest peak, or a solution at prices."""
+NEAR_SECONDS = 1.0
+"""For a shorter step near a plan in which a tensor is held."""
+FEWEST_TURNS = 2
+"""Plans that are looked at beside the cheapest, whatever they take."""
+MOST_TURNS = 40
+"""The same, at the most: from there on better plans are rare."""
+NEAR_TURNS = 6
+"""Plans that are looked at near one in which a tensor is held."""
+PART_SHARE = 0.3
+"""Of what is left of an effort, for one part of a search, such as a solution of a smaller problem."""
+
+# What counts as the same.
+
+NOISE = 1e-10
+"""Of the cost: what gains less is rounding."""
+GAINED = 1e-6
+"""Of the cost: a round of moves that gains less has gained nothing."""
+PROGRESS = 1e-4
+"""Of the bound or the cost: a round that changes them by less has stalled."""
+STANDING = 1e-3
+"""Of the bound: prices stand where steps raise it by less; only there an exact solution is worth it."""
+CLOSE = 0.005
+"""Of the cost or the memory: a search ends so near to its bound; so near peaks are the same."""
+SAME_STEP = 5e-4
+"""Of a step: plans nearer to each other are ranked by their work, since the clock is no more exact."""
+
+# The exact solver.
+
+DIRECT_CELLS = 1e8
+"""Cells of buckets that are eliminated over at once: half a second."""
+RESULT_CELLS = 1e8
+"""Cells that an elimination or a reduction keeps or goes through, at the most: a gigabyte."""
+FINAL_CELLS = 4e9
+"""The same where the bound does not close by itself: ten seconds or more."""
+PARTIAL_CELLS = 5e8
+"""The same over the best states alone."""
+LOOK_CELLS = 5e7
+"""The same where no bound is asked for. Cores of indexed tables up to this size are in double precision."""
+COMPARED_CELLS = 1 << 21
+"""Comparisons of all states of a node, or combinations of all states of a network, that are gone through."""
+BLOCK_CELLS = 1 << 17
+"""Cells that an elimination works on at a time: they fit the second level of cache."""
+SMALL_TABLE_CELLS = 4096
+"""A node between two others is reduced where their new table is no larger,"""
+TABLE_GROWTH = 4
+"""or has at most so many times the cells of the old ones."""
+ROUND_SWEEPS = 40
+"""Pairs of sweeps, or steps of prices, between two looks at what they bring."""
+SHRUNK = 0.3
+"""A solution starts afresh on the states that are left when this part of them is gone,"""
+SHRUNK_STALLED = 0.05
+"""or this one where nothing else helps."""
+SLOW = 0.1
+"""A bound has stalled when a round closes less than this part of the gap."""
+CLOSED = 0.02
+"""A step is worth it that closes this part of the gap."""
+FRACTIONS = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05)
+"""Parts of the open states to try to eliminate over."""
+
+# Networks that are not written down, or folded.
+
+DENSE_CELLS = 4e6
+"""Networks up to this size are written down at once: there sweeps over indexed tables gain nothing."""
+WRITTEN_CELLS = 2e7
+"""Networks, and tables of the states below a level, are written down up to this size: 160 MB."""
+LEVELS = (0.1, 0.03, 0.01, 0.003, 0.001, 3e-4, 1e-4)
+"""Above the bound, relative to it: the levels below which states may stay."""
+LEVEL_GROWTH = 4.0
+"""Of its height above the bound, where no plan is below a level."""
+ALIKE_HOPS = 4
+"""How far nodes look alike that are one: so far from the end of a stack a layer has its own choice."""
+ALIKE_PART = 0.6
+"""Of the nodes: where at most these are left a network is folded."""
+
+# Moves of forests.
+
+MOVES = 200
+"""In a round."""
+MOVE_ROUNDS = 9
+"""From one assignment, at the most: three for each discount."""
+FOREST_NODES = 4096
+"""Of the forest of a move, at the most."""
+DISCOUNTS = (1.0, 0.5, 0.0)
+"""Parts of what bytes cost, in turn: at full prices nobody takes the room that is left for what is little
+worth."""
+LEAST_PART = 0.01
+"""Of a table counts at least this: of plans that hide all moves the one is found that sends least."""
+
+# Prices of bytes.
+
+PRICE_PATIENCE = 8
+"""Steps without half of the rise hoped for, before less is hoped for."""
+LATEST_USE = 0.2
+"""What the latest use counts beside all that was seen: decoded states jump, their average does not."""
+FIRST_HOPE = 0.05
+"""Of the bound: the rise hoped for at first."""
+HOPE_GROWTH = 0.15
+"""By what part hope grows where it came true."""
+LEAST_HOPE = 1e-5
+"""Of the bound: below this hope starts again."""
+MOST_HOPE = 1e3
+"""Of the bound: the most hope while nothing is known that fits."""
+HELD_STEPS = 10
+"""Steps between two looks at prices that are held, or at the weights of a peak."""
+RAISES = 3
+"""Exact solutions at raised prices, for each at the best,"""
+RAISED = 0.1
+"""and by which part of the highest price all together are raised at each."""
+
+# The search under a limit.
+
+STALLED_ROUNDS = 5
+"""Rounds without progress before it ends."""
+KICKS = 3
+"""Tries in a round to leave the best assignment and to come back to a better one."""
+TOGETHER = 8
+"""Assignments that are brought together, those that cost least at the prices of now,"""
+KEPT = 32
+"""of so many that are kept to choose from,"""
+APART = 0.005
+"""which differ in more than this part of the nodes;"""
+FEW_STATES = 4
+"""with so many states of each node beside theirs that cost least by the bound,"""
+RISEN = 0.25
+"""where the bound has risen by more than this part of the gap, and others may cost least."""
+COMBINED_GAP = 1e-3
+"""Of the cost: the search over these ends so near to its bound."""
+NEARLY = 0.01
+"""Of the cost: where it is so near, the prices there are worth trying."""
+PEAK_ROUNDS = 60
+"""For the smallest peak, at the most."""
+PEAK_SHARPNESS = 8.0
+"""How strongly times near the peak are weighted at first: e to this power against empty ones."""
+PRICES_TRIED = 7
+"""To begin with: prices at which the fastest plan's ops are solved for,"""
+FIRST_PRICE = 0.3
+"""the first of which makes the bytes that are too many cost this part of the plan,"""
+PRICE_FACTOR = 4.0
+"""and from one to the next, until one answer keeps the limit and one does not."""
+SMALL_PART = 1e-3
+"""Of the limit: copies of smaller tensors are not counted, since each takes a variable."""
+APART_PART = 0.02
+"""Of the program: uses of a value are near each other while no more is between them."""
+NEAR_PART = 0.01
+"""Of the program: what is needed for no longer need not be made again; around a peak bytes are corrected."""
+TRIES = 12
+"""How often a search is asked for less, because what it found needs more than it counted;"""
+CORRECTED_TRIES = 8
+"""the first times for less only around the time at which that is so."""
+MARGIN = 0.002
+"""Of what the next try might use, this part is left free."""
+MOST_STEP = 0.15
+"""Of what was counted, the next try may use at most so much less where less did not help."""
+
+# What is explored.
+
+PERIOD = 4
+"""Of so many turns the second begins a parallelism, the third goes on from it, and the last looks near the
+best plan; the first goes on with the chain of the best."""
+SOLVED_PART = 0.6
+"""Of the work, for solutions of whole problems; plans near others take the rest."""
+DAMPING = 0.5
+"""How much of the shares stays from plan to plan: without, two plans that each expose what the other hides
+would alternate."""
+UNSEEN_SHARE = 0.3
+"""What a collective counts where the plan sends nothing in the same phase of the step."""
+EXPOSED = 0.003
+"""Of the step: moves near the best plan that kernels wait for longer,"""
+MOST_MOVES = 2
+"""so many groups of them at the most,"""
+DEARER = 4.0
+"""count so many times as much."""
+TIE = 0.02
+"""The standard deviation of the logarithms of shares that are shaken to find plans that cost the same,"""
+SHAKEN = 0.3
+"""or about the same: what XLA's order makes of them differs by some percent."""
+
+# Programs that are so small that all their plans are looked at, under a limit.
+
+COMBINATIONS = 1 << 16
+"""Of states, up to which all are written down."""
+PROGRAMS_TRIED = 10_000
+"""Of these, those that are made."""
+RECOMPUTATIONS = 64
+"""Choices of what runs again; of more none is looked at."""
+
+# What else a tensor could lie as.
+
+HELD_SHARES = 1.5
+"""Alternatives that may take their whole share of the time, for each one that is wanted: most take less."""
