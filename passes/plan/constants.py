@@ -138,10 +138,6 @@ MOST_HOPE = 1e3
 """Of the bound: the most hope while nothing is known that fits."""
 HELD_STEPS = 10
 """Steps between two looks at prices that are held, or at the weights of a peak."""
-RAISES = 3
-"""Exact solutions at raised prices, for each at the best,"""
-RAISED = 0.1
-"""and by which part of the highest price all together are raised at each."""
 
 # The search under a limit.
 

@@ -75,10 +75,8 @@ class LimitedSearch(Improving):
         self.begun_at: list[Indices] = []
         """Where it was told to begin: under another limit too."""
         self.rounds = 0
-        self.solved_for = self.solved_at = self.prices.at
-        """The best prices when the network was solved exactly, and those at which it was solved last."""
-        self.over = np.zeros(self.prices.at.size, dtype=np.bool_)
-        self.raised = 0
+        self.solved_for = self.prices.at
+        """The best prices when the network was solved exactly."""
         self.solves = True
         """Whether exact solutions take no more than their time."""
 
@@ -104,14 +102,13 @@ class LimitedSearch(Improving):
         self.flat_budget = flat_budget(self.flat, self.loads, limit)
         self.prices.to_budget(self.flat_budget, more)
         self.work = forests.workplace(self.flat, self.flat_budget, int(self.work.random[0]))
-        self.solved_for = self.solved_at = self.prices.best
+        self.solved_for = self.prices.best
         self._allow(effort)
         self.states, self.cost, self.excess = None, math.inf, (True, math.inf)
         self.known.add(known)
         self.known.forget()
         self.combined_seconds = 0.0
-        self.over = forests.use_of(self.flat_budget, known) > self.flat_budget.room
-        self.raised, self.solves = 0, True
+        self.solves = True
         for states in (*self.begun_at, known):
             self._offer(states)
         self._polish(known)
@@ -185,21 +182,12 @@ class LimitedSearch(Improving):
             self.progress(self.cost + constant, self.prices.lower + constant)
 
     def _look_exactly(self) -> None:
-        """Moves from the cheapest states at the best prices; then, while these do not keep the limit, at
-        prices that are higher where they need too much."""
+        """Moves from the cheapest states at the best prices."""
         if self.solved_for is not self.prices.best:
-            self.solved_for, self.solved_at, self.raised = self.prices.best, self.prices.best, 0
-        elif self.raised == constants.RAISES or not self.over.any():
-            return
-        else:
-            typical = self.solved_at[self.solved_at > 0.0].max(initial=self._typical_price())
-            more = constants.RAISED * typical / int(self.over.sum())
-            self.solved_at = np.where(self.over, self.solved_at + more, self.solved_at)
-            self.raised += 1
-        states = self._exact(self.solved_at)
-        self.over = forests.use_of(self.flat_budget, states) > self.flat_budget.room
-        self.known.add(states)
-        self._polish(states)
+            self.solved_for = self.prices.best
+            states = self._exact(self.solved_for)
+            self.known.add(states)
+            self._polish(states)
 
     def _combine(self) -> None:
         """The best of what is known together, and of that with what costs least by the bound."""
