@@ -21,9 +21,9 @@ LOOKED_STEP_SECONDS = 7e-5
 
 # How much work there is, per unit of `Options(effort=)`.
 
-SOLVE_SECONDS = 20.0
+SOLVE_SECONDS = 10.0
 """For the cheapest plan and its bound. Few programs take a tenth of it."""
-EXPLORE_SECONDS = 2.5
+EXPLORE_SECONDS = 1.5
 """For plans around the cheapest: about as long as a large program takes to be traced and lowered."""
 LIMITED_SECONDS = 6.0
 """The same under a limit on memory, where a look counts more."""

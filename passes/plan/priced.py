@@ -2,11 +2,13 @@
 
 Products of matrices have the signatures of the fastest plan. Open are what is kept, what is recomputed, how
 state is split, and what loops gather before they start. A price is added for bytes at the times at which that
-plan needs too much; this problem has no limit and is solved in a second. The search is for the lowest price
-at which the plan keeps the limit.
+plan needs too much; this problem has no limit and is mostly solved in a second. The search is for the lowest
+price at which the plan keeps the limit. Where none is found in time all ops have the fastest plan's
+signatures.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -32,7 +34,22 @@ def priced_starts(
       network: of the model, as it was built.
       effort: for all of it.
     """
-    kept = _products_as(model, fastest)
+    starts: tuple[tuple[int, ...], ...] = ()
+    for every, part in ((False, effort.part(0.5)), (True, effort)):
+        if not starts or budget.peak_bytes(starts[-1]) > budget.limit:
+            kept = _as_fastest(model, fastest, every)
+            starts = (*starts, *_starts_among(kept, network, budget, fastest, part))
+    return starts
+
+
+def _starts_among(
+    kept: Sequence[Indices],
+    network: CostNetwork,
+    budget: Budget,
+    fastest: ChosenSignatures,
+    effort: Effort,
+) -> tuple[tuple[int, ...], ...]:
+    """The same on some of the states of each node."""
     try:
         loads = loads_on((x for x in budget.loads if x.start < x.end), kept)
         reduction = reduce_network(restricted(network, kept), effort, loads)
@@ -71,12 +88,20 @@ def priced_starts(
     return (*others, *(states for _, states in sorted(fitting, reverse=True)))
 
 
-def _products_as(model: RoomModel, fastest: ChosenSignatures) -> list[Indices]:
-    """The states of all variables, of products only those that the fastest plan has."""
+def _as_fastest(model: RoomModel, fastest: ChosenSignatures, every: bool) -> list[Indices]:
+    """The states of all variables, of ops only those that the fastest plan has.
+
+    Arguments:
+      every: of all ops, not of products alone.
+    """
     kept = [np.arange(len(states)) for states in model.states]
     for node in model.graph.walk():
-        if node.id in model.nodes and node.rule is not None and node.rule.matmul is not None:
+        is_product = node.rule is not None and node.rule.matmul is not None
+        if node.id in model.nodes and (every or is_product):
             variable = model.nodes[node.id]
             same = [s is fastest.strategies[node.id] for s in model.states[variable]]
             kept[variable] = np.flatnonzero(same)
+    for id, variables in model.ports.items() if every else ():
+        for variable, nd in zip(variables, fastest.ports[id], strict=True):
+            kept[variable] = np.flatnonzero([s == nd for s in model.states[variable]])
     return kept
