@@ -7,7 +7,7 @@
 options. Steps are estimated, of absent H100s. Left out are the parts that are named, one after the other;
 `--without all` leaves out each. A part that wins less than 1 % on all programs is not worth its lines.
 `--constants` says what half and double of constants of the search (passes/plan/constants.py) do: the smallest
-and the largest step, and the CPU seconds of all, of the usual.
+and the largest step, and the counted work of all, of the usual.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from benchmarks.cases import Case
 from models import classifier
 from sbp.errors import SbpError
 from sbp.passes.plan import constants, within
+from sbp.passes.plan.effort import WorkCount
 from sbp.passes.search import explore, limited, search, space
 
 
@@ -122,12 +123,14 @@ class Row:
 
     Arguments:
       step_seconds: infinite where none was found that fits.
+      work_seconds: that the search has counted.
     """
 
     step_seconds: float = math.inf
     memory_bytes: float = math.nan
     gap: float = math.nan
     cpu_seconds: float = math.nan
+    work_seconds: float = math.nan
 
 
 def planned(name: str, shape: Sequence[int], limit: float, effort: float = 1.0) -> Row:
@@ -139,12 +142,17 @@ def planned(name: str, shape: Sequence[int], limit: float, effort: float = 1.0) 
     program = sbp.compile(case.step, placement, donate_argnums=donated, options=options)
     args = case.shapes()
     program.trace(*args)
-    began = time.process_time()
-    try:
+    began, run, counts = time.process_time(), search.Search.run, list[WorkCount]()
+
+    def counted(one: search.Search) -> search.FoundSignatures:
+        counts.append(one.effort.count)
+        return run(one)
+
+    found = math.inf, math.nan, math.nan
+    with replaced([(search.Search, "run", counted)]), contextlib.suppress(SbpError):
         plan = program.plan(*args)
-    except SbpError:
-        return Row(cpu_seconds=time.process_time() - began)
-    return Row(plan.step_seconds, plan.memory_bytes, plan.cheapest_gap, time.process_time() - began)
+        found = plan.step_seconds, plan.memory_bytes, plan.cheapest_gap
+    return Row(*found, time.process_time() - began, sum(x.seconds for x in counts))
 
 
 def print_parts(
@@ -172,7 +180,7 @@ def print_constants(
     programs: Sequence[str], parts: Sequence[float], plan: Callable[..., Row], names: Sequence[str]
 ) -> None:
     """What half and double of each constant does to all programs together."""
-    print("| constant | half: steps | CPU | double: steps | CPU |\n" + "|---" * 5 + "|")
+    print("| constant | half: steps | work | double: steps | work |\n" + "|---" * 5 + "|")
     free = {name: plan(name, math.inf) for name in programs}
     asked = [(x, math.inf if part == 1 else part * free[x].memory_bytes) for x in programs for part in parts]
     usual = [plan(*x) for x in asked]
@@ -182,7 +190,7 @@ def print_constants(
             with replaced([(constants, name, times(value, factor))]):
                 rows = [plan(*x) for x in asked]
             steps = [a.step_seconds / b.step_seconds for a, b in zip(rows, usual, strict=True)]
-            work = sum(x.cpu_seconds for x in rows) / sum(x.cpu_seconds for x in usual)
+            work = sum(x.work_seconds for x in rows) / sum(x.work_seconds for x in usual)
             cells += [f"{min(steps):.3f} to {max(steps):.3f}", f"{work:.2f}"]
         print(f"| {name} = {value} | " + " | ".join(cells) + " |", flush=True)
 
