@@ -23,7 +23,7 @@ LOOKED_STEP_SECONDS = 7e-5
 
 SOLVE_SECONDS = 10.0
 """For the cheapest plan and its bound. Few programs take a tenth of it."""
-EXPLORE_SECONDS = 1.5
+EXPLORE_SECONDS = 2.5
 """For plans around the cheapest: about as long as a large program takes to be traced and lowered."""
 LIMITED_SECONDS = 6.0
 """The same under a limit on memory, where a look counts more."""
@@ -157,8 +157,6 @@ RISEN = 0.25
 """where the bound has risen by more than this part of the gap, and others may cost least."""
 COMBINED_GAP = 1e-3
 """Of the cost: the search over these ends so near to its bound."""
-NEARLY = 0.01
-"""Of the cost: where it is so near, the prices there are worth trying."""
 PEAK_ROUNDS = 60
 """For the smallest peak, at the most."""
 PEAK_SHARPNESS = 8.0
@@ -188,7 +186,9 @@ MOST_STEP = 0.15
 
 PERIOD = 4
 """Of so many turns the second begins a parallelism, the third goes on from it, and the last looks near the
-best plan; the first goes on with the chain of the best."""
+best plan; the first goes on with the chain that promises most."""
+PATIENCE = 0.01
+"""A chain counts as so much longer for each plan that was looked at in it: others have their turn."""
 SOLVED_PART = 0.6
 """Of the work, for solutions of whole problems; plans near others take the rest."""
 DAMPING = 0.5

@@ -238,7 +238,7 @@ class LimitedSearch(Improving):
         found = solve(kernel, effort=self.effort.part(constants.PART_SHARE))
         # Where there was too little left for it there will not be enough later.
         missing = found.cost - found.bound
-        self.solves = missing <= constants.NEARLY * abs(found.cost + self.reduction.constant)
+        self.solves = missing <= constants.CLOSE * abs(found.cost + self.reduction.constant)
         self.prices.prove(found.bound - float(prices @ self.flat_budget.room), prices)
         return np.array(found.states, dtype=np.int64)
 
