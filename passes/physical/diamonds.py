@@ -1,8 +1,9 @@
 """Rows that are reduced and read again: a softmax, a norm.
 
 XLA:GPU makes one kernel of `x -> reduction of its rows -> op(x, reduction)` before it merges anything else
-(softmax_rewriter_triton.cc), also where several follow each other. What the last of them gives is written,
-whoever reads it, and the kernel reads a whole row before it writes any of it.
+(softmax_rewriter_triton.cc), also where several follow each other, and reads a whole row before it writes any
+of it. Loops and reductions of the same rows compute what the last of them gives, and the reduction with it;
+for anything else it is written.
 """
 
 from collections import Counter
@@ -46,7 +47,7 @@ def diamonds(
             continue
         for t, _ in reads[i]:
             at = begins[t.maker] if t.maker >= 0 else -1
-            if not _reduces_rows(ops, at, sizes) or any(uses[id(x)] > 1 for x in _line(ops, reads, t)):
+            if not reduces_rows(ops, at, sizes) or any(uses[id(x)] > 1 for x in _line(ops, reads, t)):
                 continue
             rows = {id(x) for x in _line(ops, reads, reads[at][0][0])}
             others = (x for y, _ in reads[i] if y is not t for x in _line(ops, reads, y))
@@ -75,7 +76,8 @@ def _line(
         yield t
 
 
-def _reduces_rows(ops: Sequence[KernelOp], i: int, sizes: ShardSizes) -> bool:
+def reduces_rows(ops: Sequence[KernelOp], i: int, sizes: ShardSizes) -> bool:
+    """Whether an op reduces the rows of a tensor, each of which fits into one block of threads."""
     op = ops[i]
     if i < 0 or op.name not in REDUCTIONS or not isinstance(op.step, Compute):
         return False

@@ -9,12 +9,12 @@ reads such an operand does not count.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from sbp.passes.physical.diamonds import LONGEST_ROW, diamonds
+from sbp.passes.physical.diamonds import diamonds, reduces_rows
 from sbp.passes.physical.fusing import (
     COSTLY,
     PARTIAL,
@@ -68,6 +68,7 @@ class Kernels:
       ends: of each version that is kept, the tensor.
       waits: per op, what else it waits for, by who makes that: a barrier lets nothing through before all that
         enters it is there.
+      by_rows: who reads whole rows of a tensor before it writes any of them.
       known: what was found of them already: the same is asked for each order that they may run in.
     """
 
@@ -78,6 +79,7 @@ class Kernels:
     sources: Sequence[Sequence[Buffer]]
     ends: Mapping[Version, Buffer]
     waits: Sequence[frozenset[int]] = ()
+    by_rows: Mapping[Buffer, Collection[int]] = field(default_factory=dict)
     known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def once(self, key: Hashable, find: Callable[[], Found]) -> Found:
@@ -157,23 +159,10 @@ def program_kernels(sizes: ShardSizes, known: dict[int, KernelOp] | None = None)
     return kernels(ops, sizes, kept, there)
 
 
-def is_row_by_row(k: Kernels, i: int, t: Buffer, sizes: ShardSizes) -> bool:
-    """Whether a kernel reduces rows and reads them again, as a softmax does: it is one with the reduction,
-    and reads a whole row before it writes any of it."""
-    operands = [y for y in k.read[i] if y.bytes == t.bytes and _is_called(k, y)]
-
-    def alone(reader: int) -> list[Buffer]:
-        found = (r for r in k.read[reader] if r.maker >= 0 and len(r.readers) == 1 and r.bytes < t.bytes)
-        return [r for r in found if k.ops[r.maker].kind is not Fusing.CALL]
-
-    # What is computed of the reduced rows first is merged too.
-    rows = [*alone(i), *(r for s in alone(i) for r in alone(s.maker))]
-    return any(
-        k.ops[r.maker].kind is Fusing.ROOT
-        and 1 < sizes.elements(t.version) / max(sizes.elements(r.version), 1) <= LONGEST_ROW
-        and any(r.maker in y.readers for y in operands)
-        for r in rows
-    )
+def is_row_by_row(k: Kernels, i: int, t: Buffer) -> bool:
+    """Whether a kernel reduces rows and reads them again, as a softmax does, and so reads a whole row of an
+    operand before it writes any of it."""
+    return any(y.bytes == t.bytes and _is_called(k, y) for y in k.read[i] if i in k.by_rows.get(y, ()))
 
 
 def _is_called(k: Kernels, t: Buffer) -> bool:
@@ -185,7 +174,7 @@ class _Fusion:
     """Walks the ops backwards: who reads a tensor is known by then, and so whether it is written."""
 
     def __init__(self, ops: Sequence[KernelOp], sizes: ShardSizes, held: Iterable[Version]) -> None:
-        self.ops = ops
+        self.ops, self.sizes = ops, sizes
         self.before: list[Buffer] = []
         self.reads: list[list[tuple[Buffer, bool]]] = []
         self.writes: list[list[Buffer]] = []
@@ -223,6 +212,8 @@ class _Fusion:
             self.writes.append(made)
             self.last.update((t.version, (t, True)) for t in made)
         self.diamonds = diamonds(ops, self.reads, sizes)
+        self.reductions = frozenset(self.diamonds.values())
+        self.by_rows: dict[Buffer, set[int]] = {}
         self.uses = Counter(t for read in self.reads for t in {t for t, _ in read})
 
     def _waits(self, i: int, op: KernelOp) -> frozenset[int]:
@@ -257,7 +248,8 @@ class _Fusion:
         op, made = self.ops[i], self.writes[i]
         if not made and op.kind is Fusing.VIEW:
             return
-        if op.kind in (Fusing.ROOT, Fusing.CALL):
+        reduces = i in self.reductions
+        if op.kind is Fusing.CALL or (op.kind is Fusing.ROOT and not reduces):
             if any(t.readers for t in made) or not op.writes:
                 self._kernel(i)
             return
@@ -265,18 +257,21 @@ class _Fusion:
         for t in made:
             for k, straight in t.readers.items():
                 readers[k] = readers.get(k, True) and straight
-        closed = i in self.diamonds and not self._is_inside(readers)
+        closed = i in self.diamonds and not self._is_by_rows(readers)
         written = closed or any(t.written for t in made)
-        if written or (len(readers) > 1 and not self._cheap(i, len(readers))):
+        if written or (len(readers) > 1 and not reduces and not self._cheap(i, len(readers))):
             self._kernel(i)
             return
         for k in readers:
             if k < len(self.ops):
                 self.waits[k] |= self.waits[i]
+        by_rows = [*readers] if reduces else {k for t in made for k in self.by_rows.get(t, ())}
         in_product = any(k < len(self.ops) and self.ops[k].name in PRODUCTS for k in readers)
         for t, straight in self.reads[i]:
             for k, beyond in readers.items():
-                t.readers[k] = t.readers.get(k, True) and straight and beyond
+                t.readers[k] = t.readers.get(k, True) and (reduces or (straight and beyond))
+            if by_rows:
+                self.by_rows.setdefault(t, set()).update(by_rows)
             t.written = t.written or (in_product and not self._is_prologue(t))
 
     def _kernel(self, i: int) -> None:
@@ -312,9 +307,13 @@ class _Fusion:
         operands = self._operands(i)
         return readers * operands <= operands + (1 + readers) * own
 
-    def _is_inside(self, readers: Mapping[int, bool]) -> bool:
-        """Whether a diamond is computed in the next one: none but that and its reduction read it."""
-        return any(i in self.diamonds and set(readers) <= {i, self.diamonds[i]} for i in readers)
+    def _is_by_rows(self, readers: Mapping[int, bool]) -> bool:
+        """Whether all who read the last of a diamond go through its rows as it does, and so compute it."""
+        return all(
+            (straight and k < len(self.ops) and self.ops[k].kind is Fusing.LOOP)
+            or (k < len(self.ops) and reduces_rows(self.ops, k, self.sizes))
+            for k, straight in readers.items()
+        )
 
     def _merges(self, i: int) -> bool:
         return self.ops[i].kind is Fusing.LOOP and self.ops[i].name not in COSTLY
@@ -339,4 +338,13 @@ class _Fusion:
             for k in t.readers:
                 read[k].append(t)
         sources = [[t for t, _ in ts] for ts in self.reads]
-        return Kernels(self.ops, made, read, tensors, sources, {v: self.last[v][0] for v in kept}, self.waits)
+        return Kernels(
+            self.ops,
+            made,
+            read,
+            tensors,
+            sources,
+            {v: self.last[v][0] for v in kept},
+            self.waits,
+            self.by_rows,
+        )

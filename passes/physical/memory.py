@@ -215,7 +215,7 @@ def swept(k: Kernels, sizes: ShardSizes, spaces: Spaces, laid: Laid | None) -> S
     packed = {i for x in turn.packed for i in x.members}
     for i, op in enumerate(k.ops):
         if k.runs(i) and k.made[i] and i not in packed:
-            _write_over(k, i, turn, sweep, sizes)
+            _write_over(k, i, turn, sweep)
         if op.held_bytes and k.runs(i):
             sweep.add(Live(op.writes[0], op.held_bytes), turn.born[i], _held_until(k, i, turn))
         if isinstance(op.step, Border) and k.runs(i):
@@ -288,10 +288,10 @@ def _turn_over(k: Kernels, x: Turned, turn: Turns, sweep: Sweep, taken: Mapping[
         sweep.add(Live(x.tensor.version, x.tensor.bytes), turn.born[x.tensor.maker], at)
 
 
-def _write_over(k: Kernels, i: int, turn: Turns, sweep: Sweep, sizes: ShardSizes) -> None:
+def _write_over(k: Kernels, i: int, turn: Turns, sweep: Sweep) -> None:
     """Lets the results of a kernel take the spaces of operands that nobody needs after it."""
     for t in k.made[i]:
-        if t not in sweep.lives or is_row_by_row(k, i, t, sizes):
+        if t not in sweep.lives or is_row_by_row(k, i, t):
             continue
         for y in k.read[i]:
             fits = y.bytes == t.bytes and y.readers[i]

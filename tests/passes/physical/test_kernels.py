@@ -49,10 +49,15 @@ def written(fn: Any, *shapes: tuple[int, ...]) -> list[str]:
         (lambda x: (x + jnp.arange(N)[:, None]).max(), []),
         (lambda x: jnp.broadcast_to(x[:1], (N, N)) @ x, ["dot_general"]),
         (lambda x: x[: N // 2].sum() + jnp.concatenate([x, x]).sum(), []),
-        # Rows and their reduction are one kernel, and so is another reduction behind it; what both give is
-        # written, unless somebody else reads a reduction.
+        # Rows and their reduction are one kernel, and so is another reduction behind it. Loops and reductions
+        # of the same rows compute what both give; for anything else it is written, unless somebody else reads
+        # a reduction.
         (lambda x: [f(scaled(centred(x))).sum() for f in (jnp.sin, jnp.cos)], ["div"]),
         (lambda x: [f(x - x.max(-1, keepdims=True)).sum() for f in (jnp.sin, jnp.cos)], ["sub"]),
+        (lambda x: jnp.tanh(centred(x)), ["tanh"]),
+        (lambda x: (jnp.tanh(centred(x)), jnp.sin(centred(x)).sum(-1)), ["tanh"]),
+        (lambda x: [f(centred(x)) for f in (jnp.tanh, jnp.sin)], ["tanh", "sin"]),
+        (lambda x: jnp.sin(centred(x)).sum(0), ["sub"]),
         (lambda x: (jnp.sin(x - x.max(0)).sum(), jnp.cos(x)), ["cos"]),
     ],
     ids=itertools.count(),

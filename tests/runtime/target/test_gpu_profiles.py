@@ -146,7 +146,7 @@ def test_every_kernel_has_its_place(name: str) -> None:
         assert fate.removed or (c.seconds is not None and c.times == sum(s.count for s in sites)), c
     rows = [c for c in found.collectives if c.name]
     assert len(rows) == len(plan.collectives) and not [c for c in found.collectives if not c.name]
-    loops = [x.name for _, x in reader.instructions if x.opcode == "while"]
+    loops = [x.name for _, x in reader.module.instructions if x.opcode == "while"]
     assert bool(loops) == ("scan" in name) and {s.label for s in found.spans} >= set(loops)
     # What runs in a loop is counted for each trip.
     assert not loops or max(Counter(s.label for s in found.spans).values()) == 12
