@@ -150,7 +150,7 @@ def list_candidates(s: Logical) -> Listed:
     candidates = enumerate_candidates(s.graph, s.request.placement, pinned, strict_nonfinite=strict)
     raise_all(pins.check_partials(candidates, s.boxings))
     merged = merge_ops(s.graph)
-    candidates = replace(candidates, traffic=merged.traffic, lives=merged.lives, times=merged.times)
+    candidates = replace(candidates, **vars(merged))
     return Listed(**vars(s), candidates=candidates)
 
 

@@ -9,12 +9,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+from sbp.passes.physical.convolutions import copies
 from sbp.passes.physical.fusing import PARTIAL, Fusing, KernelOp, ShardSizes, changes_in_place, op_of
 from sbp.passes.physical.kernels import Buffer, Kernels, kernels
 from sbp.passes.physical.order import saving_turns
 from sbp.passes.physical.program import Border, Compute, Physical
 from sbp.passes.plan.candidates import Strategy
-from sbp.passes.plan.traffic import Lifetime, OpTraffic
+from sbp.passes.plan.traffic import Lifetime, OperandCopy, OpTraffic
 from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.placement import placement
@@ -30,12 +31,14 @@ class Merged:
     Arguments:
       traffic: per node id, what it reads from memory and writes to it.
       lives: when values lie in memory.
+      operand_copies: when copies of operands lie there that libraries want laid out otherwise.
       times: per node id, from when until when it runs. An op has two times: its operands are boxed in the
         first, and it computes in the second. Those of a loop's body are between.
     """
 
     traffic: dict[int, OpTraffic]
     lives: tuple[Lifetime, ...]
+    operand_copies: tuple[OperandCopy, ...]
     times: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -43,7 +46,7 @@ def merge_ops(graph: Graph) -> Merged:
     """Which values of a graph go through memory, and when."""
     found = _Found(Physical(graph, placement("cpu", shape=(1,)), (), (), ()))
     found.add(graph.nodes, graph.outputs, 0, frozenset(graph.inputs))
-    return Merged(found.traffic, tuple(found.lives), found.at)
+    return Merged(found.traffic, tuple(found.lives), tuple(found.operand_copies), found.at)
 
 
 @dataclass
@@ -53,6 +56,7 @@ class _Found:
     whole: Physical
     traffic: dict[int, OpTraffic] = field(default_factory=dict)
     lives: list[Lifetime] = field(default_factory=list)
+    operand_copies: list[OperandCopy] = field(default_factory=list)
     at: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def add(
@@ -77,6 +81,7 @@ class _Found:
                 time = self.add(body.nodes, [x for p in ports(nodes[i]) for x in p.leaves], time)
             time += 1
             self.at[nodes[i].id] = start, time
+        self.add_copies(nodes, k)
         over = _written_over(k, turn)
         for tensor in k.tensors:
             if tensor.readers and (tensor.maker >= 0 or tensor.version[0] in arguments):
@@ -88,6 +93,17 @@ class _Found:
                 is_result = bool(arguments) and tensor.maker >= 0 and k.end in tensor.readers
                 self.lives.append(Lifetime(tensor.version[0], *lies, first, last, is_result))
         return time
+
+    def add_copies(self, nodes: Sequence[Node], k: Kernels) -> None:
+        """Adds what of the operands of a body's ops is copied."""
+        for copy in copies(k, ShardSizes(self.whole)):
+            users = sorted(copy.users, key=lambda i: self.at[nodes[i].id])
+            first, last = nodes[users[0]], nodes[users[-1]]
+            operand = next(j for j in range(2) if k.source(users[0], j) is copy.tensor)
+            start, end = self.at[first.id][0] + 1, self.at[last.id][1]
+            factor, value = copy.bytes / copy.tensor.bytes, first.inputs[operand]
+            assert not isinstance(value, Const)
+            self.operand_copies.append(OperandCopy(value, first.id, operand, factor, start, end))
 
     def born(self, node: Node, over: bool) -> int:
         """When a result is there beside what the op reads; after the op if it takes an operand's space."""

@@ -17,7 +17,7 @@ from sbp.compat.exact_keys import key_of
 from sbp.compat.untyped import DType
 from sbp.layout import every_signature, split_shape
 from sbp.notation.named_axes import Levels
-from sbp.passes.plan.traffic import Lifetime, OpTraffic
+from sbp.passes.plan.traffic import Lifetime, OperandCopy, OpTraffic
 from sbp.passes.program.control import Port, ports
 from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.passes.program.narrow_values import widened
@@ -77,6 +77,7 @@ class Candidates:
       ports: per id of a control-flow op, the signatures of each of its ports.
       traffic: per node id, what goes through memory.
       lives: when values lie there.
+      operand_copies: and what is copied for libraries.
       times: per node id, from when until when it runs.
       narrower: per value that was widened, the narrower type that holds all of it, and in which it is sent.
     """
@@ -89,6 +90,7 @@ class Candidates:
     ports: Mapping[int, tuple[tuple[NdSbp, ...], ...]]
     traffic: Mapping[int, OpTraffic] = field(default_factory=dict)
     lives: tuple[Lifetime, ...] = ()
+    operand_copies: tuple[OperandCopy, ...] = ()
     times: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     narrower: Mapping[int, DType] = field(default_factory=dict)
 

@@ -26,7 +26,7 @@ from sbp.passes.plan.cost import local_bytes
 from sbp.passes.plan.indexed import IndexedNetwork, written_down
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model, ValueUse
 from sbp.passes.plan.network import Table
-from sbp.passes.plan.traffic import Lifetime
+from sbp.passes.plan.traffic import Lifetime, OperandCopy
 from sbp.passes.program.graph import Const
 from sbp.signature import NdSbp
 
@@ -87,6 +87,8 @@ class RoomModel(Model):
         for v in dict.fromkeys(self.graph.inputs):
             if v not in self.demand:  # nobody uses it, and it is there all the same
                 self.load(self.supply[v].variable, 0, self.end + 1, self.sizes(v, self.supply[v].needs))
+        for copy in self.c.operand_copies:
+            self.load_copy(copy)
         return self.network()
 
     def serve(self, v: int, supply: ValueUse, uses: list[ValueUse]) -> None:
@@ -189,6 +191,12 @@ class RoomModel(Model):
                 self.copies(v, share, source, min(t for t, _ in at), max(t for _, t in at))
             for use in cluster:
                 self.copies(v, source, use, *self.when(use))
+
+    def load_copy(self, x: OperandCopy) -> None:
+        """What a library wants laid out otherwise, under the signature that the first op wants."""
+        needs = self.column(self.c.strategies[x.node], "operands", x.operand)
+        sizes = self.sizes(x.value, needs, x.factor * (1.0 + self.holes))
+        self.load(self.nodes[x.node], x.start, x.end, sizes)
 
     def is_updated(self, v: int) -> bool:
         """Whether an argument comes back with its next value."""

@@ -33,6 +33,7 @@ class SeedUse:
       stays: whether a weight is used as it lies, never gathered.
       gathered: whether a weight is used whole: no op of the model takes a part of it.
       whole_rows: whether no op of the model is split by the rows of the batch.
+      layers: whether loops take weights in parts, and so gather those of one layer at a time.
     """
 
     name: str
@@ -44,6 +45,7 @@ class SeedUse:
     stays: bool = False
     gathered: bool = False
     whole_rows: bool = False
+    layers: bool = False
 
 
 DATA = SeedUse("data", batch=True, weights=False, moments=False)
@@ -53,13 +55,14 @@ ZERO_3 = SeedUse("ZeRO-3", batch=True, weights=True, moments=True, first=True)
 ZERO_3_GATHERED = replace(ZERO_3, name="ZeRO-3, weights gathered", gathered=True)
 """The cheapest plan of ZeRO-3 sends activations where that is less; gathers of weights wait for nothing."""
 ZERO_3_ANY = SeedUse("ZeRO-3 by any dim", batch=True, weights=True, moments=True)
+ZERO_3_LAYERS = replace(ZERO_3_ANY, name="ZeRO-3, layer by layer", layers=True)
 TENSOR = SeedUse("tensor", batch=False, weights=True, moments=True, stays=True)
 TENSOR_ROWS = SeedUse("tensor, rows whole", weights=True, moments=True, stays=True, whole_rows=True)
 SEQUENCE = SeedUse("sequence", weights=False, whole_rows=True)
 SEQUENCE_3 = SeedUse("sequence and ZeRO-3", weights=True, moments=True, whole_rows=True)
 
 ALL_AXES = (
-    *(ZERO_3, DATA, ZERO_3_GATHERED, ZERO_3_ANY, ZERO_2),
+    *(ZERO_3, ZERO_3_LAYERS, DATA, ZERO_3_GATHERED, ZERO_3_ANY, ZERO_2),
     *(SEQUENCE_3, TENSOR, ZERO_1, SEQUENCE, TENSOR_ROWS),
 )
 """For all axes alike, the ones that most often pay first."""
@@ -67,16 +70,17 @@ PAIRS = ((DATA, ZERO_3), (DATA, TENSOR), (ZERO_3, DATA), (ZERO_3, TENSOR), (TENS
 """For the outer axes, and for the others."""
 
 
-def seeds_for(axes: int, outer: int = 1) -> tuple[tuple[SeedUse, ...], ...]:
+def seeds_for(axes: int, outer: int = 1, *, loops: bool = False) -> tuple[tuple[SeedUse, ...], ...]:
     """The parallelisms for a placement of so many axes, outer to inner.
 
     Arguments:
       outer: how many of them one of a pair is for.
+      loops: whether the program has any.
 
     >>> [seed_name(seed) for seed in seeds_for(2)][:4]
     ['ZeRO-3', 'data x ZeRO-3', 'data', 'data x tensor']
     """
-    alike = [(use,) * axes for use in ALL_AXES]
+    alike = [(use,) * axes for use in ALL_AXES if loops or not use.layers]
     mixed = [(a,) * outer + (b,) * (axes - outer) for a, b in PAIRS] if axes > 1 else []
     found = (seed for pair in itertools.zip_longest(alike, mixed) for seed in pair if seed is not None)
     return tuple(found)
@@ -180,6 +184,10 @@ def restricted(model: Model, seed: Sequence[SeedUse], tensors: SeedTensors) -> t
             r.keep_first(variable, "moments", lambda use: use.first and use.moments)
     for v in b.gradients & model.shares.keys():
         r.keep(model.shares[v], "gradients", lambda s, use: use.gradients in (None, _is_split(s)))
+    for node in (n for n in model.graph.walk() if n.bodies):
+        for port, variable in zip(ports(node), model.ports[node.id], strict=True):
+            if port.operand is not None and node.inputs[port.operand] in b.alike:
+                r.keep(variable, "layers", lambda s, use: not use.layers or _is_split(s))
     if any(use.stays or use.gathered or use.whole_rows for use in seed):
         for node in model.graph.walk():
             if node.role.derived and node.id in model.nodes:

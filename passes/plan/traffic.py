@@ -49,3 +49,22 @@ class Lifetime:
     first: int
     last: int
     is_result: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OperandCopy:
+    """When a copy of an operand lies in memory that a library wants laid out otherwise.
+
+    Arguments:
+      value: of which it is a copy.
+      node, operand: the id of the first op that reads it, and which operand of that it is.
+      factor: how many times as large as the operand's shard it is.
+      start, end: from that op until the last one that reads it is done.
+    """
+
+    value: int
+    node: int
+    operand: int
+    factor: float
+    start: int
+    end: int

@@ -135,9 +135,12 @@ class Explorer:
         A chain by the list schedule begins with the latter: what is exposed there is said of all plans.
         """
         s, found = self.space, None
-        if chain.looks or not (chain.by_list and s.leaps):
+        leaps = chain.by_list and s.leaps and not chain.looks and self.may_solve
+        if leaps:
+            found = self.solved(chain.unary, chain.name, shares)
+        if found is None:
             found = s.near(chain.unary, shares, chain.at, chain.name, self.effort)
-        if found is None and self.may_solve:
+        if found is None and self.may_solve and not leaps:
             found = self.solved(chain.unary, chain.name, shares)
         return found
 

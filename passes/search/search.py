@@ -103,6 +103,10 @@ class Search:
         """The effort of a part of the search."""
         return self.effort.at_most(seconds * self.request.terms.effort)
 
+    def seeds(self, axes: int, outer: int = 1) -> tuple[tuple[SeedUse, ...], ...]:
+        """Parallelisms for so many axes."""
+        return seeds_for(axes, outer, loops=any(n.bodies for n in self.candidates.graph.nodes))
+
     @property
     def most_turns(self) -> float:
         """Plans that are looked at, at the most."""
@@ -163,7 +167,7 @@ class Search:
         axes = self.request.placement.ndim
         outer = 1 if space.model.c is self.candidates else len(self.groups[0])
         effort = self.allowed(constants.EXPLORE_SECONDS)
-        explorer = Explorer(space, self.pool, base, seeds_for(axes, outer), effort)
+        explorer = Explorer(space, self.pool, base, self.seeds(axes, outer), effort)
         explorer.run(constants.FEWEST_TURNS, self.most_turns)
 
     def add_floor(self, base: PlanCandidate | None) -> None:
@@ -201,7 +205,7 @@ class Search:
             axes = r.placement.ndim
             pairs = [(outer, *(inner,) * (axes - 1)) for outer, inner in MORE_PAIRS] if axes > 1 else []
             effort = self.allowed(constants.LIMITED_SECONDS)
-            explorer = Explorer(space, self.pool, found, [*pairs, *seeds_for(axes)], effort)
+            explorer = Explorer(space, self.pool, found, [*pairs, *self.seeds(axes)], effort)
             explorer.run(constants.FEWEST_TURNS, self.most_turns)
         return found
 

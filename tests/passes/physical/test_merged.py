@@ -96,3 +96,24 @@ def test_bodies_of_loops_have_times_of_their_own() -> None:
     assert inner & lives.keys() and loop.outputs[0] in lives
     (around,) = [life for v, life in lives.items() if v == loop.outputs[0]]
     assert all(around.start <= lives[v].start < lives[v].end <= around.end for v in inner & lives.keys())
+
+
+def test_what_convolutions_copy_is_there_from_the_first_to_the_last_that_reads_it() -> None:
+    """Kernels, and images that are padded more on one side than on the other."""
+
+    def loss(w: Any, x: Any) -> Any:
+        dims = ("NHWC", "HWIO", "NHWC")
+        y = jax.lax.conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=dims)
+        return jnp.square(y).mean()
+
+    graph, merged = of(jax.grad(loss), (3, 3, 8, 16), (2, 32, 32, 8))
+    forward, gradient = (n for n in graph.nodes if n.op == "conv_general_dilated")
+    kernel, image = sorted(merged.operand_copies, key=lambda c: c.value)
+    assert [(c.value, c.node, c.operand) for c in (kernel, image)] == [
+        (graph.inputs[0], forward.id, 1),
+        (graph.inputs[1], forward.id, 0),
+    ]
+    assert (kernel.factor, image.factor) == (1.0, pytest.approx((33 / 32) ** 2))
+    start, end, last = *merged.times[forward.id], merged.times[gradient.id][1]
+    assert (kernel.start, kernel.end) == (start + 1, end)
+    assert (image.start, image.end) == (start + 1, last)

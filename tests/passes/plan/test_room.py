@@ -1,5 +1,6 @@
 """The model under a limit: clusters of uses, and a search that goes on under another limit."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,8 +14,10 @@ from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.model import Model
 from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.solve import solve
+from sbp.passes.plan.traffic import OperandCopy
 from sbp.passes.plan.within import LimitedSearch, solve_within
 from sbp.passes.program.trace import trace
+from sbp.signature import Split
 from tests.passes.plan.test_optimal import problem
 
 PLACE = sbp.placement("cpu", shape=(4,))
@@ -55,6 +58,19 @@ def test_clusters_cost_nothing_where_nothing_is_short() -> None:
     chosen = model.chosen(solve(network).states, best, best)
     assert set(chosen.clusters) == set(model.near)
     assert all(len(cs) > 1 and all(c.users for c in cs) for cs in chosen.clusters.values())
+
+
+def test_copies_for_libraries_are_loads() -> None:
+    """As large as the operand under the signature of the op that has it copied, times their factor."""
+    _, (candidates, *others) = model_of()
+    first = next(n for n in candidates.graph.nodes if n.op == "dot_general")
+    copy = OperandCopy(first.inputs[1], first.id, 1, 2.0, 5, 9)
+    model = RoomModel(replace(candidates, operand_copies=(copy,)), *others, 1.0)
+    model.build()
+    (load,) = (x for x in model.loads if (x.start, x.end) == (5, 9))
+    assert load.node == model.nodes[first.id]
+    split = [sum(isinstance(s, Split) for s in strategy.operands[1]) for strategy in model.states[load.node]]
+    assert load.bytes.tolist() == [2.0 * 64 * 64 * 4 / 4**n for n in split]
 
 
 def test_a_search_goes_on_under_another_limit() -> None:

@@ -19,6 +19,7 @@ from sbp.passes.plan.seeds import (
     ZERO_1,
     ZERO_3,
     ZERO_3_GATHERED,
+    ZERO_3_LAYERS,
     SeedUse,
     restricted,
     seed_name,
@@ -26,6 +27,7 @@ from sbp.passes.plan.seeds import (
     tensors_of,
 )
 from sbp.passes.plan.solve import solve
+from sbp.passes.program.control import ports
 from sbp.passes.program.trace import trace
 from sbp.placement import Placement, placement
 from sbp.signature import B, Split
@@ -94,6 +96,35 @@ def test_at_least_eight_on_any_placement() -> None:
         assert len(names) == len(set(names)) >= 8 + 6 * (axes > 1)
         assert all(len(seed) == axes for seed in seeds_for(axes))
     assert {"data x tensor", "tensor x data"} <= set(map(seed_name, seeds_for(2)))
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 2)])
+def test_loops_take_weights_in_parts(shape: tuple[int, ...]) -> None:
+    """A stack of weights is split by another dim than that of its layers, and gathered in the body."""
+
+    def step(w: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            return jnp.square(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0]).sum()
+
+        return w - jax.grad(loss)(w)
+
+    place = placement("cpu", shape=shape)
+    xs = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 16, 16), (32, 16))]
+    graph = trace(step, tuple(xs), {}).graph
+    asked = Boundary((None, None), (None,), (0,))
+    model = Model(enumerate_candidates(graph, place, {}), asked, Boxings(Network(place, HARDWARE)))
+    network = model.build()
+    unary = restricted(model, (ZERO_3_LAYERS,) * place.ndim, tensors_of(graph, (0,)))
+    chosen = model.chosen(solve(CostNetwork(unary, network.edges)).states, 0.0, 0.0)
+    loops = [n for n in graph.nodes if n.bodies]
+    taken = [
+        nd
+        for loop in loops
+        for p, nd in zip(ports(loop), chosen.ports[loop.id], strict=True)
+        if p.operand is not None and loop.inputs[p.operand] == graph.inputs[0]
+    ]
+    assert len(taken) == len(loops) == 2 and all(isinstance(s, Split) for nd in taken for s in nd)
+    assert all(isinstance(s, Split) and s.dim for s in chosen.inputs[0])
 
 
 @pytest.mark.parametrize("shape", [(4,), (2, 2)])
