@@ -191,7 +191,7 @@ PATIENCE = 0.01
 """A chain counts as so much longer for each plan that was looked at in it: others have their turn."""
 SOLVED_PART = 0.6
 """Of the work, for solutions of whole problems; plans near others take the rest."""
-DAMPING = 0.5
+DAMPINGS = (0.5, 0.75, 0.25)
 """How much of the shares stays from plan to plan: without, two plans that each expose what the other hides
 would alternate."""
 UNSEEN_SHARE = 0.3

@@ -5,9 +5,9 @@ near each other in time are a *cluster* with a share of its own, and a later clu
 what is kept: weights at rest in parts are gathered for the forward and again for the backward (ZeRO-3).
 
 Counted are values that are written to memory, as they are made; what they are boxed to, from its boxing to
-the end of its use; what libraries want laid out otherwise; arguments and results all the time. Copies take variables of their own: whether there is
-one depends on two choices. What the evaluator's kernels and bodies hold beside that is not counted, and it
-has the last word (passes/search/limited.py).
+the end of its use; what libraries want laid out otherwise; arguments and results all the time. Copies take
+variables of their own: whether there is one depends on two choices. What the evaluator's kernels and bodies
+hold beside that is not counted, and it has the last word (passes/search/limited.py).
 """
 
 from collections.abc import Sequence

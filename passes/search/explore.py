@@ -33,6 +33,7 @@ class PlanChain:
       best: that with the shortest step.
       by_list: whether it goes on with what is exposed in the list schedule.
       looks: how many plans were looked at from it.
+      returns: how often nothing new came of it since it began, or went on without its parallelism.
       is_over: whether nothing new comes of it.
     """
 
@@ -42,7 +43,14 @@ class PlanChain:
     best: PlanCandidate
     by_list: bool = True
     looks: int = 0
+    returns: int = 0
     is_over: bool = False
+
+    def turn_back(self, free: tuple[Table, ...]) -> None:
+        """Goes on from its best plan with another damping, after the last one without its parallelism."""
+        self.returns, self.at = self.returns + 1, self.best
+        if self.returns == len(constants.DAMPINGS):
+            self.is_over, self.unary, self.returns = self.unary is free, free, 0
 
 
 def _promise(chain: PlanChain) -> float:
@@ -117,12 +125,11 @@ class Explorer:
     def go_on(self, chain: PlanChain) -> None:
         """One plan more of a chain. Where its parallelism has no other, it goes on without."""
         times = chain.at.times_by_list if chain.by_list else chain.at.times
-        shares = self.space.exposure.shares(times, chain.at.shares, constants.DAMPING)
+        shares = self.space.exposure.shares(times, chain.at.shares, constants.DAMPINGS[chain.returns])
         found = self.found(chain, shares)
         chain.looks += 1
         if found is None:
-            free = self.space.network.unary
-            chain.is_over, chain.unary, chain.at = chain.unary is free, free, chain.best
+            chain.turn_back(self.space.network.unary)
             return
         self.pool.add(found)
         chain.at = found
