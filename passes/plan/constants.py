@@ -1,23 +1,27 @@
 """All constants of the search: what each is, in which unit, and why it is as it is.
 
-Seconds are of counted work (effort.py). What half and double of each does is said beside it, as
-`python -m benchmarks.search --constants` found it.
+Seconds are of counted work (effort.py). What half and double of each does is said beside it, where a step of
+the classifier or the U-Net of benchmarks/search.py changes by half a percent, without a limit on memory or at
+0.6 of what the plan needs, or the work of all by 5 % (`--constants all`, 2026-11-28). Many serve other
+programs: networks that are not written down, and many equal layers.
 """
 
 # What work counts, as measured on a core of 2023 that does nothing else.
 
 SWEPT_CELL_SECONDS = 1e-9
-"""A sweep of TRW-S, for each cell of a table, at each of its two ends."""
+"""A sweep of TRW-S, for each cell of a table, at each of its two ends. Half: steps up to 7.5 % longer."""
 MOVED_CELL_SECONDS = 2e-9
-"""A move, for each cell of the tables of a node."""
+"""A move, for each cell of the tables of a node. Half: steps up to 6.5 % longer. Double: steps up to 4.9 %
+longer, work 5 % more."""
 ELIMINATED_CELL_SECONDS = 8e-9
-"""An elimination, for each cell of its buckets."""
+"""An elimination, for each cell of its buckets. Half: steps up to 4.1 % longer. Double: work 6 % more."""
 PLANNED_EDGE_SECONDS = 2e-5
 """To plan an elimination, for each node and each edge."""
 REDUCED_EDGE_SECONDS = 8e-5
-"""To reduce a network, for each node and each edge."""
+"""To reduce a network, for each node and each edge. Half: steps up to 4.7 % longer."""
 LOOKED_STEP_SECONDS = 7e-5
-"""To look at a plan, for each step of its program."""
+"""To look at a plan, for each step of its program. Half: work 8 % less. Double: steps up to 4.2 % longer,
+work 13 % more."""
 
 # How much work there is, per unit of `Options(effort=)`.
 
@@ -26,24 +30,29 @@ SOLVE_SECONDS = 10.0
 EXPLORE_SECONDS = 2.5
 """For plans around the cheapest: about as long as a large program takes to be traced and lowered."""
 LIMITED_SECONDS = 6.0
-"""The same under a limit on memory, where a look counts more."""
+"""The same under a limit on memory, where a look counts more. Half: steps up to 8.7 % longer, work 13 % less.
+Double: work 8 % more."""
 STARTS_SECONDS = 3.0
-"""Under a limit: to find where to begin."""
+"""Under a limit: to find where to begin. Half: work 5 % less. Double: steps up to 4.1 % longer, work 8 %
+more."""
 SEARCH_SECONDS = 4.0
 """Under a limit: for the first search of the cheapest that fits. Twice as much for a network of
-`WRITTEN_CELLS`, as for each of these."""
+`WRITTEN_CELLS`, as for each of these. Half: steps up to 2.2 % longer. Double: work 18 % more."""
 TRY_SECONDS = 2.0
-"""For a search that follows, at the smallest peak, or a solution at prices."""
+"""For a search that follows, at the smallest peak, or a solution at prices. Half: steps up to 4.7 % longer,
+work 8 % less. Double: steps up to 5.4 % longer, work 21 % more."""
 NEAR_SECONDS = 1.0
 """For a shorter step near a plan in which a tensor is held."""
 FEWEST_TURNS = 2
 """Plans that are looked at beside the cheapest, whatever they take."""
 MOST_TURNS = 40
-"""The same, at the most: from there on better plans are rare."""
+"""The same, at the most: from there on better plans are rare. Half: steps up to 5.3 % longer, work 22 % less.
+Double: work 15 % more."""
 NEAR_TURNS = 6
 """Plans that are looked at near one in which a tensor is held."""
 PART_SHARE = 0.3
-"""Of what is left of an effort, for one part of a search, such as a solution of a smaller problem."""
+"""Of what is left of an effort, for one part of a search, such as a solution of a smaller problem. Half:
+steps up to 5.1 % longer. Double: steps up to 5.0 % longer."""
 
 # What counts as the same.
 
@@ -54,7 +63,8 @@ GAINED = 1e-6
 PROGRESS = 1e-4
 """Of the bound or the cost: a round that changes them by less has stalled."""
 STANDING = 1e-3
-"""Of the bound: prices stand where steps raise it by less; only there an exact solution is worth it."""
+"""Of the bound: prices stand where steps raise it by less; only there an exact solution is worth it. Double:
+steps up to 5.4 % longer."""
 CLOSE = 0.005
 """Of the cost or the memory: a search ends so near to its bound; so near peaks are the same."""
 SAME_STEP = 5e-4
@@ -73,7 +83,8 @@ PARTIAL_CELLS = 5e8
 LOOK_CELLS = 5e7
 """The same where no bound is asked for. Cores of indexed tables up to this size are in double precision."""
 COMPARED_CELLS = 1 << 21
-"""Comparisons of all states of a node, or combinations of all states of a network, that are gone through."""
+"""Comparisons of all states of a node, or combinations of all states of a network, that are gone through.
+Half: steps up to 2.2 % longer. Double: steps up to 4.7 % longer, work 16 % more."""
 BLOCK_CELLS = 1 << 17
 """Cells that an elimination works on at a time: they fit the second level of cache."""
 SMALL_TABLE_CELLS = 4096
@@ -81,7 +92,8 @@ SMALL_TABLE_CELLS = 4096
 TABLE_GROWTH = 4
 """or has at most so many times the cells of the old ones."""
 ROUND_SWEEPS = 40
-"""Pairs of sweeps, or steps of prices, between two looks at what they bring."""
+"""Pairs of sweeps, or steps of prices, between two looks at what they bring. Double: steps up to 6.6 %
+longer."""
 SHRUNK = 0.3
 """A solution starts afresh on the states that are left when this part of them is gone,"""
 SHRUNK_STALLED = 0.05
@@ -89,16 +101,18 @@ SHRUNK_STALLED = 0.05
 SLOW = 0.1
 """A bound has stalled when a round closes less than this part of the gap."""
 CLOSED = 0.02
-"""A step is worth it that closes this part of the gap."""
+"""A step is worth it that closes this part of the gap. Double: steps up to 4.2 % longer."""
 FRACTIONS = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05)
-"""Parts of the open states to try to eliminate over."""
+"""Parts of the open states to try to eliminate over. Half: steps up to 4.6 % longer. Double: steps up to 4.6
+% longer."""
 
 # Networks that are not written down, or folded.
 
 DENSE_CELLS = 4e6
 """Networks up to this size are written down at once: there sweeps over indexed tables gain nothing."""
 WRITTEN_CELLS = 2e7
-"""Networks, and tables of the states below a level, are written down up to this size: 160 MB."""
+"""Networks, and tables of the states below a level, are written down up to this size: 160 MB. Half: steps up
+to 7.5 % longer, work 5 % more."""
 LEVELS = (0.1, 0.03, 0.01, 0.003, 0.001, 3e-4, 1e-4)
 """Above the bound, relative to it: the levels below which states may stay."""
 LEVEL_GROWTH = 4.0
@@ -111,14 +125,15 @@ ALIKE_PART = 0.6
 # Moves of forests.
 
 MOVES = 200
-"""In a round."""
+"""In a round. Double: steps up to 5.4 % longer."""
 MOVE_ROUNDS = 9
-"""From one assignment, at the most: three for each discount."""
+"""From one assignment, at the most: three for each discount. Half: steps up to 7.5 % longer."""
 FOREST_NODES = 4096
-"""Of the forest of a move, at the most."""
+"""Of the forest of a move, at the most. Half: steps up to 7.5 % longer or up to 2.0 % shorter. Double: steps
+up to 6.3 % longer."""
 DISCOUNTS = (1.0, 0.5, 0.0)
 """Parts of what bytes cost, in turn: at full prices nobody takes the room that is left for what is little
-worth."""
+worth. Half: steps up to 4.1 % longer."""
 LEAST_PART = 0.01
 """Of a table counts at least this: of plans that hide all moves the one is found that sends least."""
 
@@ -127,11 +142,12 @@ LEAST_PART = 0.01
 PRICE_PATIENCE = 8
 """Steps without half of the rise hoped for, before less is hoped for."""
 LATEST_USE = 0.2
-"""What the latest use counts beside all that was seen: decoded states jump, their average does not."""
+"""What the latest use counts beside all that was seen: decoded states jump, their average does not. Half:
+steps up to 3.7 % longer. Double: steps up to 4.2 % longer, work 9 % more."""
 FIRST_HOPE = 0.05
 """Of the bound: the rise hoped for at first."""
 HOPE_GROWTH = 0.15
-"""By what part hope grows where it came true."""
+"""By what part hope grows where it came true. Half: steps up to 5.4 % longer."""
 LEAST_HOPE = 1e-5
 """Of the bound: below this hope starts again."""
 MOST_HOPE = 1e3
@@ -142,19 +158,23 @@ HELD_STEPS = 10
 # The search under a limit.
 
 STALLED_ROUNDS = 5
-"""Rounds without progress before it ends."""
+"""Rounds without progress before it ends. Half: steps up to 7.5 % longer, work 6 % more."""
 KICKS = 3
-"""Tries in a round to leave the best assignment and to come back to a better one."""
+"""Tries in a round to leave the best assignment and to come back to a better one. Half: steps up to 7.5 %
+longer. Double: work 5 % more."""
 TOGETHER = 8
-"""Assignments that are brought together, those that cost least at the prices of now,"""
+"""Assignments that are brought together, those that cost least at the prices of now (half: steps up to 8.4 %
+longer),"""
 KEPT = 32
 """of so many that are kept to choose from,"""
 APART = 0.005
 """which differ in more than this part of the nodes;"""
 FEW_STATES = 4
-"""with so many states of each node beside theirs that cost least by the bound,"""
+"""with so many states of each node beside theirs that cost least by the bound (half: steps up to 4.1 %
+longer),"""
 RISEN = 0.25
-"""where the bound has risen by more than this part of the gap, and others may cost least."""
+"""where the bound has risen by more than this part of the gap, and others may cost least. Double: steps up to
+5.4 % longer."""
 COMBINED_GAP = 1e-3
 """Of the cost: the search over these ends so near to its bound."""
 PEAK_ROUNDS = 60
@@ -164,21 +184,25 @@ PEAK_SHARPNESS = 8.0
 PRICES_TRIED = 7
 """To begin with: prices at which the fastest plan's ops are solved for,"""
 FIRST_PRICE = 0.3
-"""the first of which makes the bytes that are too many cost this part of the plan,"""
+"""the first of which makes the bytes that are too many cost this part of the plan (half: steps up to 4.7 %
+longer, work 7 % more; double: steps up to 4.7 % longer, work 7 % more),"""
 PRICE_FACTOR = 4.0
-"""and from one to the next, until one answer keeps the limit and one does not."""
+"""and from one to the next, until one answer keeps the limit and one does not. Half: steps up to 3.7 %
+longer."""
 SMALL_PART = 1e-3
 """Of the limit: copies of smaller tensors are not counted, since each takes a variable."""
 APART_PART = 0.02
-"""Of the program: uses of a value are near each other while no more is between them."""
+"""Of the program: uses of a value are near each other while no more is between them. Half: steps up to 5.8 %
+longer. Double: steps up to 5.5 % longer."""
 NEAR_PART = 0.01
-"""Of the program: what is needed for no longer need not be made again; around a peak bytes are corrected."""
+"""Of the program: what is needed for no longer need not be made again; around a peak bytes are corrected.
+Half: steps up to 8.7 % longer. Double: steps up to 1.4 % longer."""
 TRIES = 12
 """How often a search is asked for less, because what it found needs more than it counted;"""
 CORRECTED_TRIES = 8
 """the first times for less only around the time at which that is so."""
 MARGIN = 0.002
-"""Of what the next try might use, this part is left free."""
+"""Of what the next try might use, this part is left free. Double: steps up to 5.4 % longer."""
 MOST_STEP = 0.15
 """Of what was counted, the next try may use at most so much less where less did not help."""
 
@@ -186,26 +210,30 @@ MOST_STEP = 0.15
 
 PERIOD = 4
 """Of so many turns the second begins a parallelism, the third goes on from it, and the last looks near the
-best plan; the first goes on with the chain that promises most."""
+best plan; the first goes on with the chain that promises most. Double: steps up to 8.7 % longer."""
 PATIENCE = 0.01
 """A chain counts as so much longer for each plan that was looked at in it: others have their turn."""
 SOLVED_PART = 0.6
-"""Of the work, for solutions of whole problems; plans near others take the rest."""
+"""Of the work, for solutions of whole problems; plans near others take the rest. Half: work 6 % less. Double:
+steps up to 8.7 % longer, work 17 % more."""
 DAMPINGS = (0.5, 0.75, 0.25)
 """How much of the shares stays from plan to plan: without, two plans that each expose what the other hides
-would alternate."""
+would alternate. Half: steps up to 0.6 % longer. Double: steps up to 5.7 % longer."""
 UNSEEN_SHARE = 0.3
-"""What a collective counts where the plan sends nothing in the same phase of the step."""
+"""What a collective counts where the plan sends nothing in the same phase of the step. Half: steps up to 0.5
+% longer. Double: steps up to 1.0 % longer."""
 EXPOSED = 0.003
 """Of the step: moves near the best plan that kernels wait for longer,"""
 MOST_MOVES = 2
-"""so many groups of them at the most,"""
+"""so many groups of them at the most (half: steps up to 1.0 % longer; double: steps up to 8.7 % longer),"""
 DEARER = 4.0
 """count so many times as much."""
 TIE = 0.02
-"""The standard deviation of the logarithms of shares that are shaken to find plans that cost the same,"""
+"""The standard deviation of the logarithms of shares that are shaken to find plans that cost the same
+(double: steps up to 1.7 % shorter),"""
 SHAKEN = 0.3
-"""or about the same: what XLA's order makes of them differs by some percent."""
+"""or about the same: what XLA's order makes of them differs by some percent. Half: steps up to 1.0 % longer.
+Double: steps up to 1.6 % longer or up to 2.0 % shorter."""
 
 # Programs that are so small that all their plans are looked at, under a limit.
 
