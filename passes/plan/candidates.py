@@ -5,6 +5,7 @@ Words: docs/glossary.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,6 +64,11 @@ class Strategy:
     def lying(self) -> tuple[tuple[NdSbp, ...], tuple[NdSbp, ...]]:
         """How operands and results lie."""
         return self.operands, self.results
+
+    @property
+    def partial_results(self) -> int:
+        """How many of its results are still to be reduced."""
+        return sum(any(isinstance(x, Partial) for x in nd) for nd in self.results)
 
 
 @dataclass(frozen=True)
@@ -314,7 +320,10 @@ def _strategies(
         frozenset(s.op for st in unique.values() for s in st.results[i] if isinstance(s, Partial))
         for i in range(len(results))
     )
-    return tuple(unique.values()), reach
+    if node.rule is not None and node.rule.layout and math.prod(shapes[0]) == math.prod(results[0]):
+        return tuple(unique.values()), reach
+    # Of strategies that cost the same the first is taken: one that reduces soon, beside more kernels.
+    return tuple(sorted(unique.values(), key=lambda x: x.partial_results)), reach
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ SEQUENCE = SeedUse("sequence", weights=False, whole_rows=True)
 SEQUENCE_3 = SeedUse("sequence and ZeRO-3", weights=True, moments=True, whole_rows=True)
 
 ALL_AXES = (
-    *(ZERO_3, ZERO_3_LAYERS, DATA, ZERO_3_GATHERED, ZERO_3_ANY, ZERO_2),
+    *(DATA, ZERO_3, ZERO_3_LAYERS, ZERO_3_GATHERED, ZERO_3_ANY, ZERO_2),
     *(SEQUENCE_3, TENSOR, ZERO_1, SEQUENCE, TENSOR_ROWS),
 )
 """For all axes alike, the ones that most often pay first."""
@@ -78,7 +78,7 @@ def seeds_for(axes: int, outer: int = 1, *, loops: bool = False) -> tuple[tuple[
       loops: whether the program has any.
 
     >>> [seed_name(seed) for seed in seeds_for(2)][:4]
-    ['ZeRO-3', 'data x ZeRO-3', 'data', 'data x tensor']
+    ['data', 'data x ZeRO-3', 'ZeRO-3', 'data x tensor']
     """
     alike = [(use,) * axes for use in ALL_AXES if loops or not use.layers]
     mixed = [(a,) * outer + (b,) * (axes - outer) for a, b in PAIRS] if axes > 1 else []

@@ -77,9 +77,11 @@ class Explorer:
         seeds: Sequence[tuple[SeedUse, ...]],
         effort: Effort,
     ) -> None:
-        self.space, self.pool, self.effort = space, pool, effort
+        self.space, self.pool, self.base, self.effort = space, pool, base, effort
         self.seeds, self.turns = list(seeds), 0
         self.began, self.solved_seconds = effort.count.seconds, 0.0
+        # A whole solution takes about as long as the first did.
+        self.leaps = space.leaps and self.began <= constants.EXPLORE_SECONDS
         given = "the cheapest plan", space.network.unary, base, base
         self.chains = [PlanChain(*given), PlanChain(*given, by_list=False)]
         self.near: PlanCandidate | None = None
@@ -97,16 +99,17 @@ class Explorer:
         """Looks at one plan more; whether there was any.
 
         The chain that promises most, a parallelism, what that leads to when it is told what is exposed, and
-        what is near the best plan take turns (`PERIOD`).
+        what is near the best plan take turns (`PERIOD`). A parallelism that is longer than the plan that all
+        begins at waits until its chain promises most.
         """
         self.turns += 1
         turn, last = self.turns % constants.PERIOD, self.chains[-1]
         chain = min((c for c in self.chains if not c.is_over), key=_promise, default=None)
         if turn == 0:
             self.look_near()
-        elif self.seeds and (chain is None or (turn == 2 and self.may_solve)):
-            self.begin(self.seeds.pop(0))
-        elif turn == 3 and not last.looks:
+        elif (chain is None or (turn == 2 and self.may_solve)) and (seed := self.next_seed()):
+            self.begin(*seed)
+        elif turn == 3 and not last.looks and last.at.priced_seconds <= self.base.priced_seconds:
             self.go_on(last)
         elif chain is not None:
             self.go_on(chain)
@@ -114,9 +117,18 @@ class Explorer:
             return False
         return True
 
-    def begin(self, seed: tuple[SeedUse, ...]) -> None:
+    def next_seed(self) -> tuple[str, tuple[Table, ...]] | None:
+        """A parallelism that leads elsewhere, and the costs of the states that it allows: where it allows the
+        cheapest plan of all, that is its cheapest too."""
+        while self.seeds:
+            seed = self.seeds.pop(0)
+            unary = self.space.restricted(seed)
+            if not self.space.allows_cheapest(unary):
+                return seed_name(seed), unary
+        return None
+
+    def begin(self, name: str, unary: tuple[Table, ...]) -> None:
         """A chain that begins with a parallelism."""
-        unary, name = self.space.restricted(seed), seed_name(seed)
         found = self.solved(unary, name)
         if found is not None:
             self.pool.add(found)
@@ -142,7 +154,7 @@ class Explorer:
         A chain by the list schedule begins with the latter: what is exposed there is said of all plans.
         """
         s, found = self.space, None
-        leaps = chain.by_list and s.leaps and not chain.looks and self.may_solve
+        leaps = chain.by_list and self.leaps and not chain.looks and self.may_solve
         if leaps:
             found = self.solved(chain.unary, chain.name, shares)
         if found is None:

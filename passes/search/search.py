@@ -7,6 +7,7 @@
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -130,24 +131,28 @@ class Search:
         )
         if not self.overlaps(base):
             return None, base
-        return self.space(model, network), base
+        return self.space(model, network, solution.states), base
 
     def overlaps(self, base: PlanCandidate) -> bool:
         """Whether any collective may run beside kernels."""
         platform = self.request.hardware.platform
         return platform in OVERLAPPING and bool(base.times.sent or base.times.talked)
 
-    def space(self, model: Model, network: IndexedNetwork) -> Space | None:
-        """The space of a model; of groups of axes where it is too large; None where that is too large too."""
+    def space(self, model: Model, network: IndexedNetwork, cheapest: Sequence[int]) -> Space | None:
+        """The space of a model; of groups of axes where it is too large; None where that is too large too.
+
+        Arguments:
+          cheapest: the states of the cheapest plan of the model.
+        """
         if network.cells > constants.WRITTEN_CELLS:
-            model = CutModel(self.grouped, self.asked, self.boxings, self.effort.count.is_over)
+            model, cheapest = CutModel(self.grouped, self.asked, self.boxings, self.effort.count.is_over), ()
             try:
                 network = model.build_indexed()
             except Infeasible:
                 return None
             if network.cells > constants.WRITTEN_CELLS:
                 return None
-        return Space(model, network.dense(), self.clock, self.request.donated, self.bound)
+        return Space(model, network.dense(), self.clock, self.request.donated, self.bound, cheapest=cheapest)
 
     @cached_property
     def grouped(self) -> Candidates:

@@ -26,6 +26,7 @@ class Space:
       donated: positions of the inputs whose memory the results may take.
       bound: what no plan of it can be cheaper than.
       unary: the costs of states, if not those of the network: infinite for states that are not wanted.
+      cheapest: the states of its cheapest plan, where that is known.
     """
 
     leaps = True
@@ -39,10 +40,11 @@ class Space:
         donated: Sequence[int] = (),
         bound: float = 0.0,
         unary: tuple[Table, ...] | None = None,
+        cheapest: Sequence[int] = (),
     ) -> None:
         self.model, self.clock, self.donated, self.bound = model, clock, donated, bound
         self.network = network if unary is None else CostNetwork(unary, network.edges)
-        self.is_part = unary is not None
+        self.is_part, self.cheapest = unary is not None, cheapest
         self.seen: set[tuple[int, ...]] = set()
 
     @cached_property
@@ -61,6 +63,12 @@ class Space:
         if not self.is_part:
             return found
         return tuple(np.maximum(a, b) for a, b in zip(found, self.network.unary, strict=True))
+
+    def allows_cheapest(self, unary: tuple[Table, ...]) -> bool:
+        """Whether the cheapest plan of all is known and among those that these costs of states allow."""
+        return bool(self.cheapest) and all(
+            math.isfinite(u[i]) for u, i in zip(unary, self.cheapest, strict=True)
+        )
 
     def solved(
         self,

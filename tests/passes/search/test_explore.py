@@ -23,11 +23,12 @@ from sbp.passes.plan.every import all_costs
 from sbp.passes.plan.model import ChosenSignatures, Model
 from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.pins import boundary
-from sbp.passes.plan.seeds import seeds_for
+from sbp.passes.plan.seeds import seed_name, seeds_for
+from sbp.passes.plan.solve import solve
 from sbp.passes.program.trace import trace
 from sbp.passes.request import Request, Terms
 from sbp.passes.search import space as spaces
-from sbp.passes.search.explore import Explorer
+from sbp.passes.search.explore import Explorer, PlanChain
 from sbp.passes.search.pool import Pool
 from sbp.passes.search.search import FoundSignatures, Search
 from sbp.passes.search.space import Space
@@ -173,6 +174,38 @@ def test_more_effort_looks_at_the_same_plans_and_then_more() -> None:
     few, some, many = found
     assert len(few) < len(many)
     assert some[: len(few)] == few and many[: len(some)] == some
+
+
+def test_parallelisms_of_the_cheapest_plan_lead_nowhere_else() -> None:
+    """A parallelism is left out that allows the cheapest plan: none of its plans is cheaper."""
+    e = explorer(sent_twice, SLOW)
+    space, base = e.space, e.chains[0].at
+    space.cheapest = base.states
+    begun = [name for name, _ in iter(e.next_seed, None)]
+    left_out = [seed for seed in seeds_for(1) if seed_name(seed) not in begun]
+    assert begun and left_out
+    for seed in left_out:
+        found = solve(CostNetwork(space.restricted(seed), space.network.edges))
+        assert found.cost == space.network.cost(base.states)
+
+
+@pytest.mark.parametrize("is_longer", [False, True])
+def test_a_parallelism_that_is_longer_waits(is_longer: bool) -> None:
+    """The turn after it goes to the chain that promises most, not to what it leads to."""
+    e, gone_on = explorer(sent_twice, SLOW), list[str]()
+    found = replace(e.base, excess_seconds=float(is_longer))
+    e.chains.append(PlanChain("found", e.space.network.unary, found, found))
+    e.turns = constants.PERIOD - 2
+    e.go_on = lambda chain: gone_on.append(chain.name)  # type: ignore[method-assign]
+    e.turn()
+    assert gone_on == ["the cheapest plan" if is_longer else "found"]
+
+
+def test_a_whole_problem_that_takes_long_is_solved_once() -> None:
+    e = explorer(sent_twice, SLOW)
+    for seconds, leaps in ((0.0, True), (3 * constants.EXPLORE_SECONDS, False)):
+        e.effort.count.add(seconds)
+        assert Explorer(e.space, e.pool, e.base, (), e.effort).leaps == leaps
 
 
 def test_turns_end_with_the_effort_but_for_the_fewest() -> None:
