@@ -2,8 +2,8 @@
 
 Seconds are of counted work (effort.py). What half and double of each does is said beside it, where a step of
 the classifier or the U-Net of benchmarks/search.py changes by half a percent, without a limit on memory or at
-0.6 of what the plan needs, or the work of all by 5 % (`--constants all`, 2026-11-28). Many serve other
-programs: networks that are not written down, and many equal layers.
+0.6 of what the plan needs, or the work of all by 5 % (`--constants all`, 2026-11-28, before what reduces soon
+came first). Many serve other programs: networks that are not written down, and many equal layers.
 """
 
 # What work counts, as measured on a core of 2023 that does nothing else.
@@ -18,7 +18,8 @@ ELIMINATED_CELL_SECONDS = 8e-9
 PLANNED_EDGE_SECONDS = 2e-5
 """To plan an elimination, for each node and each edge."""
 REDUCED_EDGE_SECONDS = 3.5e-5
-"""To reduce a network, for each node and each edge. Half: steps up to 4.7 % longer."""
+"""To reduce a network, for each node and each edge: counted like looks. Twice as much as it was until
+2026-11-28, a ResNet had no time for parallelisms."""
 LOOKED_STEP_SECONDS = 7e-5
 """To look at a plan, for each step of its program. Half: work 8 % less. Double: steps up to 4.2 % longer,
 work 13 % more."""
@@ -46,8 +47,7 @@ NEAR_SECONDS = 1.0
 FEWEST_TURNS = 2
 """Plans that are looked at beside the cheapest, whatever they take."""
 MOST_TURNS = 80
-"""The same, at the most: from there on better plans are rare. Half: steps up to 5.3 % longer, work 22 % less.
-Double: work 15 % more."""
+"""The same, at the most: from there on better plans are rare. Half: the net of flax is 5 % longer."""
 NEAR_TURNS = 6
 """Plans that are looked at near one in which a tensor is held."""
 PART_SHARE = 0.3
