@@ -186,7 +186,7 @@ def test_what_cannot_be_said_has_a_price(tmp_path: Path) -> None:
     step, args, signs = gpt_case((2, 4))
     plan = sbp.compile(step, PLAIN, in_sbp=signs).plan(*args)
     sums, together = map(str, plan.constraint_gaps)
-    assert sums.startswith("sums that wait: reduce_sum:float32[] at gpt.py:")
+    assert sums.startswith("sums that wait: reduce_sum:float32[64] at gpt.py:")
     assert sums.endswith("kB more per tensor")
     assert together.startswith("collectives in buckets: ")
     plan.save(tmp_path / "shardings.py")
