@@ -28,6 +28,7 @@ from benchmarks.cases import Case
 from models import classifier
 from sbp.errors import SbpError
 from sbp.passes.plan import constants, within
+from sbp.passes.plan.candidates import Strategy
 from sbp.passes.plan.effort import WorkCount
 from sbp.passes.search import explore, limited, search, space
 
@@ -70,6 +71,8 @@ PARTS: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
     "folded networks": ((constants, "ALIKE_PART", 0.0),),
     "parallelisms by name": ((search, "seeds_for", lambda *_: ()), (search, "MORE_PAIRS", ())),
     "more pairs": ((search, "MORE_PAIRS", ()),),
+    "parallelisms of the cheapest plan left out": ((space.Space, "allows_cheapest", _nothing),),
+    "signatures that reduce first": ((Strategy, "partial_results", 0),),
     "what is exposed": ((explore.Explorer, "go_on", lambda _, chain: setattr(chain, "is_over", True)),),
     "dearer moves": ((constants, "MOST_MOVES", 0),),
     "plans near others": ((space.Space, "near", _nothing), (limited.LimitedSpace, "near", _nothing)),

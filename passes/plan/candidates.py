@@ -5,7 +5,6 @@ Words: docs/glossary.md.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -320,7 +319,7 @@ def _strategies(
         frozenset(s.op for st in unique.values() for s in st.results[i] if isinstance(s, Partial))
         for i in range(len(results))
     )
-    if node.rule is not None and node.rule.layout and math.prod(shapes[0]) == math.prod(results[0]):
+    if graph.keeps_elements(node):
         return tuple(unique.values()), reach
     # Of strategies that cost the same the first is taken: one that reduces soon, beside more kernels.
     return tuple(sorted(unique.values(), key=lambda x: x.partial_results)), reach

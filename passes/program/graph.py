@@ -6,6 +6,7 @@ Words: docs/glossary.md.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -168,6 +169,13 @@ class Graph:
     def operand(self, x: Operand) -> Value | Const:
         """What an operand refers to."""
         return x if isinstance(x, Const) else self.values[x]
+
+    def keeps_elements(self, node: Node) -> bool:
+        """Whether an op only moves or converts the elements of its first operand."""
+        if node.rule is None or not node.rule.layout:
+            return False
+        given, made = self.operand(node.inputs[0]).shape, self.values[node.outputs[0]].shape
+        return math.prod(given) == math.prod(made)
 
     def walk(self) -> Iterator[Node]:
         """Every op, those inside bodies after the op that holds them."""

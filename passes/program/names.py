@@ -1,6 +1,5 @@
 """What a reader calls things: the phase of an op, and a name for every tensor."""
 
-import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -140,12 +139,7 @@ class Names:
     def same_tensor(self, v: int) -> int | None:
         """The value that `v` only holds in another layout, if there is one."""
         node = self._producers.get(v)
-        if node is None or node.rule is None or not node.rule.layout:
-            return None
-        x = next(_values(node), None)
-        values = self.graph.values
-        same = x is not None and math.prod(values[x].shape) == math.prod(values[v].shape)
-        return x if same else None
+        return next(_values(node), None) if node is not None and self.graph.keeps_elements(node) else None
 
     def of(self, v: int) -> str:
         """The name of a value: what it is to the user, else the op that makes it."""

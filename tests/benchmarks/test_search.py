@@ -29,7 +29,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_table_of_constants(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With four turns the classifier's best plan is found, with two it is not."""
+    """With four turns a shorter plan of the classifier is found than with two, with eight none."""
     monkeypatch.setattr(constants, "MOST_TURNS", 4)
     main(["classifier", "--parts", "1", "--constants", "MOST_TURNS"])
     name, half, _, double, _ = capsys.readouterr().out.splitlines()[2].strip("| ").split(" | ")
