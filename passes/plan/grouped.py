@@ -3,7 +3,7 @@
 On three and four axes an op has up to thousands of strategies, and the tables of a whole model are never
 written down. Parallelisms use the axes between hosts for one thing, and those within a host for another. So a
 model of the strategies that do the same along all axes of a group has such plans, at the size of one on two
-axes.
+axes. With what ops have in the cheapest plan beside these it has the plans near that one too.
 """
 
 from dataclasses import replace
@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from sbp.hardware.catalogue import Hardware
 from sbp.passes.plan.candidates import Candidates, Strategy
+from sbp.passes.plan.model import ChosenSignatures
 from sbp.placement import Placement
 from sbp.signature import NdSbp
 
@@ -32,8 +33,14 @@ def axis_groups(placement: Placement, hardware: Hardware) -> AxisGroups:
     return tuple(group for group in (tuple(axes[:outer]), tuple(axes[outer:])) if group)
 
 
-def axes_alike(candidates: Candidates, groups: AxisGroups) -> Candidates:
-    """The strategies that do the same along all axes of each group; all of an op that has none of these."""
+def axes_alike(
+    candidates: Candidates, groups: AxisGroups, known: ChosenSignatures | None = None
+) -> Candidates:
+    """The strategies that do the same along all axes of each group; all of an op that has none of these.
+
+    Arguments:
+      known: a plan whose strategies stay too.
+    """
 
     def same(nd: NdSbp) -> bool:
         return all(nd[a] == nd[group[0]] for group in groups for a in group)
@@ -41,13 +48,25 @@ def axes_alike(candidates: Candidates, groups: AxisGroups) -> Candidates:
     def is_alike(s: Strategy) -> bool:
         return all(map(same, s.operands)) and all(map(same, s.results))
 
-    known: dict[int, tuple[Strategy, ...]] = {}
-    for strategies in candidates.strategies.values():
-        if id(strategies) not in known:
-            known[id(strategies)] = tuple(filter(is_alike, strategies)) or strategies
-    chosen = {i: known[id(strategies)] for i, strategies in candidates.strategies.items()}
-    ports = {
-        i: tuple(tuple(filter(same, states)) or states for states in each)
-        for i, each in candidates.ports.items()
-    }
-    return replace(candidates, strategies=chosen, ports=ports)
+    alike: dict[int, tuple[Strategy, ...]] = {}
+    left: dict[tuple[int, int], tuple[Strategy, ...]] = {}  # equal ones stay one object
+
+    def chosen(i: int, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
+        if id(strategies) not in alike:
+            alike[id(strategies)] = tuple(filter(is_alike, strategies)) or strategies
+        few = alike[id(strategies)]
+        if known is None or any(s is known.strategies[i] for s in few):
+            return few
+        return left.setdefault((id(few), id(known.strategies[i])), (*few, known.strategies[i]))
+
+    def ports(i: int, each: tuple[tuple[NdSbp, ...], ...]) -> tuple[tuple[NdSbp, ...], ...]:
+        few = (tuple(filter(same, states)) or states for states in each)
+        if known is None:
+            return tuple(few)
+        return tuple(tuple(dict.fromkeys((*x, nd))) for x, nd in zip(few, known.ports[i], strict=True))
+
+    return replace(
+        candidates,
+        strategies={i: chosen(i, strategies) for i, strategies in candidates.strategies.items()},
+        ports={i: ports(i, each) for i, each in candidates.ports.items()},
+    )

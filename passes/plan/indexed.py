@@ -71,8 +71,13 @@ class IndexedNetwork:
         """Entries of all distinct tables once they are written down."""
         return sum(table.cells for table in {id(t): t for _, _, t in self.edges}.values())
 
+    @property
+    def edge_cells(self) -> int:
+        """The same of all edges; tables that are one object are counted each."""
+        return sum(table.cells for _, _, table in self.edges)
+
     def kept_cells(self, kept: Kept) -> int:
-        """Entries of the tables written down on these states; equal ones are counted each."""
+        """Entries of all edges' tables on these states."""
         return sum(kept[i].size * kept[j].size for i, j, _ in self.edges)
 
     def dense(self, kept: Kept | None = None) -> CostNetwork:

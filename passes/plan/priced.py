@@ -16,7 +16,7 @@ from sbp.passes.plan import constants
 from sbp.passes.plan.budget import Budget, loads_on
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat import Indices
-from sbp.passes.plan.model import ChosenSignatures
+from sbp.passes.plan.model import ChosenSignatures, Model
 from sbp.passes.plan.network import CostNetwork, Infeasible
 from sbp.passes.plan.parts import restricted
 from sbp.passes.plan.prices import NO_PRICES, TimePrices
@@ -37,7 +37,7 @@ def priced_starts(
     starts: tuple[tuple[int, ...], ...] = ()
     for every, part in ((False, effort.part(0.5)), (True, effort)):
         if not starts or budget.peak_bytes(starts[-1]) > budget.limit:
-            kept = _as_fastest(model, fastest, every)
+            kept = as_chosen(model, fastest, every)
             starts = (*starts, *_starts_among(kept, network, budget, fastest, part))
     return starts
 
@@ -88,8 +88,15 @@ def _starts_among(
     return (*others, *(states for _, states in sorted(fitting, reverse=True)))
 
 
-def _as_fastest(model: RoomModel, fastest: ChosenSignatures, every: bool) -> list[Indices]:
-    """The states of all variables, of ops only those that the fastest plan has.
+def states_of(model: Model, network: CostNetwork, chosen: ChosenSignatures) -> tuple[int, ...]:
+    """The cheapest states of a model in which all ops have the signatures of a plan."""
+    kept = as_chosen(model, chosen, every=True)
+    found = solve(restricted(network, kept), proves=False)
+    return tuple(int(own[k]) for own, k in zip(kept, found.states, strict=True))
+
+
+def as_chosen(model: Model, chosen: ChosenSignatures, every: bool) -> list[Indices]:
+    """The states of all variables, of ops only those that a plan has.
 
     Arguments:
       every: of all ops, not of products alone.
@@ -99,9 +106,9 @@ def _as_fastest(model: RoomModel, fastest: ChosenSignatures, every: bool) -> lis
         is_product = node.rule is not None and node.rule.matmul is not None
         if node.id in model.nodes and (every or is_product):
             variable = model.nodes[node.id]
-            same = [s is fastest.strategies[node.id] for s in model.states[variable]]
+            same = [s is chosen.strategies[node.id] for s in model.states[variable]]
             kept[variable] = np.flatnonzero(same)
     for id, variables in model.ports.items() if every else ():
-        for variable, nd in zip(variables, fastest.ports[id], strict=True):
+        for variable, nd in zip(variables, chosen.ports[id], strict=True):
             kept[variable] = np.flatnonzero([s == nd for s in model.states[variable]])
     return kept

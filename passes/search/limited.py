@@ -46,6 +46,7 @@ class LimitedProblem:
       limit_bytes: per device.
       progress: is told of the search.
       recomputes: whether ops may run again.
+      proves: whether these are all plans, so that what no plan of these does is proven.
     """
 
     candidates: Candidates
@@ -55,6 +56,7 @@ class LimitedProblem:
     limit_bytes: float
     progress: Progress | None = None
     recomputes: bool = True
+    proves: bool = True
 
     def model(self) -> RoomModel:
         """The model of the program with its loads, not built."""
@@ -96,7 +98,7 @@ class LimitedSpace(Space):
         for states in starts:
             search.start_from(states)
         found, power = search.run(), 1
-        if math.isfinite(found.bound):
+        if self.problem.proves and math.isfinite(found.bound):
             self.bound = max(self.bound, found.bound)
         low, high = 0.0, math.inf  # what is counted of plans: none was found with this, one with that
         smallest: PlanCandidate | None = None
@@ -178,8 +180,8 @@ class LimitedSpace(Space):
         if tried and self.pool.fits(tried[0]):
             return next(x for x in sorted(tried, key=lambda x: x.assignment.seconds) if self.pool.fits(x))
         smallest = min(self.pool.candidates, key=lambda x: x.memory_bytes)
-        known = min(least.least_peak_bytes, smallest.memory_bytes)
-        return SmallestPeak(smallest.takes.physical, smallest.memory_bytes, known)
+        bound = least.least_peak_bytes if self.problem.proves else math.inf
+        return SmallestPeak(smallest.takes.physical, smallest.memory_bytes, min(bound, smallest.memory_bytes))
 
     # What is explored.
 

@@ -7,9 +7,7 @@
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain import notes
@@ -27,6 +25,7 @@ from sbp.passes.plan.indexed import IndexedNetwork
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
 from sbp.passes.plan.narrow import solve_indexed
 from sbp.passes.plan.network import Infeasible
+from sbp.passes.plan.priced import states_of
 from sbp.passes.plan.seeds import ZERO_3_ANY, SeedUse, seeds_for
 from sbp.passes.request import Request
 from sbp.passes.search.explore import Explorer
@@ -74,7 +73,7 @@ class Search:
         self.clock = Clock(candidates, boxings)
         self.effort = request.effort
         self.pool = Pool(request.limit_bytes, self.effort.count)
-        self.bound, self.is_large = 0.0, False
+        self.bound, self.edge_cells, self.is_large = 0.0, math.inf, False
 
     def run(self) -> FoundSignatures:
         """The plan with the shortest step that fits, as far as it is found."""
@@ -124,6 +123,7 @@ class Search:
         if not math.isfinite(solution.cost):
             raise CutOff
         self.bound = solution.bound
+        self.edge_cells = network.edge_cells
         assignment = model.chosen(solution.states, solution.cost, solution.bound)
         takes = self.clock.program(assignment, self.request.donated)
         base = self.pool.add(
@@ -131,48 +131,55 @@ class Search:
         )
         if not self.overlaps(base):
             return None, base
-        return self.space(model, network, solution.states), base
+        return self.space(model, network, base), base
 
     def overlaps(self, base: PlanCandidate) -> bool:
         """Whether any collective may run beside kernels."""
         platform = self.request.hardware.platform
         return platform in OVERLAPPING and bool(base.times.sent or base.times.talked)
 
-    def space(self, model: Model, network: IndexedNetwork, cheapest: Sequence[int]) -> Space | None:
+    def space(self, model: Model, network: IndexedNetwork, base: PlanCandidate) -> Space | None:
         """The space of a model; of groups of axes where it is too large; None where that is too large too.
 
         Arguments:
-          cheapest: the states of the cheapest plan of the model.
+          base: the cheapest plan of the model.
         """
+        few, cheapest = self.few(base, network.cells), base.states
+        if few is not self.candidates:
+            model = CutModel(few, self.asked, self.boxings, self.effort.count.is_over)
+            network = model.build_indexed()
         if network.cells > constants.WRITTEN_CELLS:
-            model, cheapest = CutModel(self.grouped, self.asked, self.boxings, self.effort.count.is_over), ()
-            try:
-                network = model.build_indexed()
-            except Infeasible:
-                return None
-            if network.cells > constants.WRITTEN_CELLS:
-                return None
+            return None
+        if few is not self.candidates:
+            cheapest = states_of(model, network.dense(), base.assignment)
         return Space(model, network.dense(), self.clock, self.request.donated, self.bound, cheapest=cheapest)
 
-    @cached_property
-    def grouped(self) -> Candidates:
-        """The signatures that do the same along neighbouring axes."""
-        return axes_alike(self.candidates, self.groups)
+    def few(self, known: PlanCandidate, cells: float) -> Candidates:
+        """The signatures that do the same along neighbouring axes, and those of a plan.
+
+        All of them where the tables have few enough cells, or there are no such axes.
+        """
+        if cells <= constants.WRITTEN_CELLS or len(self.groups) == self.request.placement.ndim:
+            return self.candidates
+        return axes_alike(self.candidates, self.groups, known.assignment)
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Axes between hosts, and those within."""
         return axis_groups(self.request.placement, self.request.hardware)
 
+    def outer(self, space: Space) -> int:
+        """How many of the axes parallelisms use as the outer one."""
+        return 1 if space.model.c is self.candidates else len(self.groups[0])
+
     def explore(self, space: Space | None, base: PlanCandidate) -> None:
         """Looks at other plans of a space."""
         if space is None:
             self.is_large = self.overlaps(base)
             return
-        axes = self.request.placement.ndim
-        outer = 1 if space.model.c is self.candidates else len(self.groups[0])
-        effort = self.allowed(constants.EXPLORE_SECONDS)
-        explorer = Explorer(space, self.pool, base, self.seeds(axes, outer), effort)
+        base, effort = replace(base, states=tuple(space.cheapest)), self.allowed(constants.EXPLORE_SECONDS)
+        seeds = self.seeds(self.request.placement.ndim, self.outer(space))
+        explorer = Explorer(space, self.pool, base, seeds, effort)
         explorer.run(constants.FEWEST_TURNS, self.most_turns)
 
     def add_floor(self, base: PlanCandidate | None) -> None:
@@ -194,32 +201,34 @@ class Search:
 
     def fit(self, fastest: PlanCandidate) -> PlanCandidate | SmallestPeak:
         """The cheapest that fits, and what is explored from it; the smallest peak where nothing fits."""
-        r = self.request
-        given = self.candidates, self.asked, self.boxings, r.donated, r.limit_bytes, r.terms.progress
-        problem = LimitedProblem(*given, recomputes=r.whole_step)
-        space, found = self.fitted(problem, fastest)
-        if isinstance(found, SmallestPeak) and problem.recomputes:
-            other, plain = self.fitted(replace(problem, recomputes=False), fastest)
-            if isinstance(plain, PlanCandidate):
-                space, found = other, plain
-            else:  # its bound is of plans in which no op runs again
-                bound = min(found.bound_bytes, plain.bytes)
-                found = replace(min(found, plain, key=lambda x: x.bytes), bound_bytes=bound)
+        found, peaks = None, list[SmallestPeak]()
+        for problem in self.limited_problems(fastest):
+            space = LimitedSpace(problem, self.pool, self.clock, self.bound)
+            found = space.fit(fastest, self.effort)
+            if isinstance(found, PlanCandidate):
+                break
+            peaks.append(found)
+        else:
+            bound = min(x.bound_bytes for x in peaks)
+            found = replace(min(peaks, key=lambda x: x.bytes), bound_bytes=bound)
         found = self.tried_out(problem, found)
         if isinstance(found, PlanCandidate) and self.overlaps(found) and found.states:
-            axes = r.placement.ndim
-            pairs = [(outer, *(inner,) * (axes - 1)) for outer, inner in MORE_PAIRS] if axes > 1 else []
+            axes, n = self.request.placement.ndim, self.outer(space)
+            pairs = [(*(o,) * n, *(i,) * (axes - n)) for o, i in MORE_PAIRS] if axes > 1 else []
             effort = self.allowed(constants.LIMITED_SECONDS)
-            explorer = Explorer(space, self.pool, found, [*pairs, *self.seeds(axes)], effort)
+            explorer = Explorer(space, self.pool, found, [*pairs, *self.seeds(axes, n)], effort)
             explorer.run(constants.FEWEST_TURNS, self.most_turns)
         return found
 
-    def fitted(
-        self, problem: LimitedProblem, fastest: PlanCandidate
-    ) -> tuple[LimitedSpace, PlanCandidate | SmallestPeak]:
-        """The space under the limit, and the cheapest that fits."""
-        space = LimitedSpace(problem, self.pool, self.clock, self.bound)
-        return space, space.fit(fastest, self.effort)
+    def limited_problems(self, fastest: PlanCandidate) -> list[LimitedProblem]:
+        """What is planned under the limit, one after the other until something fits: groups of axes where
+        there are too many plans, all, and all in which no op runs again, which is smaller."""
+        r = self.request
+        given = self.asked, self.boxings, r.donated, r.limit_bytes, r.terms.progress, r.whole_step
+        whole, few = LimitedProblem(self.candidates, *given), self.few(fastest, self.edge_cells)
+        problems = [] if few is self.candidates else [replace(whole, candidates=few, proves=False)]
+        plain = replace(whole, recomputes=False, proves=False)
+        return [*problems, whole, *([plain] if r.whole_step else [])]
 
     def tried_out(
         self, problem: LimitedProblem, found: PlanCandidate | SmallestPeak
