@@ -114,7 +114,8 @@ class Placed(Chosen):
 def find_rows(s: Logical) -> Logical:
     """Finds tables that are looked up and trained by rows."""
     r = s.request
-    graph, remarks = train_rows(s.graph, r.terms.transfer, s.traced.in_paths)
+    strict = r.terms.strict_nonfinite
+    graph, remarks = train_rows(s.graph, r.terms.transfer, s.traced.in_paths, strict=strict)
     graph = mark_lookups(graph, r.terms.transfer)
     graph = graph if r.sampled is None else r.sampled(graph)
     return replace(s.with_graph(graph), request=replace(r, notes=(*r.notes, *remarks)))

@@ -57,6 +57,7 @@ _OPS = {
     "axis_index": "at",
     "transpose": "turned",
     "sbp_lookup": "rows",
+    "sbp_sum_rows": "measure",
     "concatenate": "joined",
     "scan": "scanned",
     "while": "looped",

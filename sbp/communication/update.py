@@ -1,11 +1,12 @@
-"""The body of a lazy optimizer's step: sums by key go to the owners of the rows, which update them in place.
+"""Bodies on the rows of a gradient: sums by key go to the owners of the rows.
 
-Operands: the table, the leaves of the optimizer's state, then ids and rows of each lookup. Results: the table
-and the state. docs/communication.md has an example of the exchange.
+The step of a lazy optimizer updates its rows in place; a sum over the gradient measures them. Operands: the
+table, the leaves of the optimizer's state, then ids and rows of each lookup. docs/communication.md has an
+example of the exchange.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -113,11 +114,8 @@ def update_local(ctx: Context, table: jax.Array, *rest: jax.Array) -> list[jax.A
     Where devices have the same rows but ids of their own, sums of the gradient make it the same on all of
     them first: then it is as large as the shard, and every row takes its step.
     """
-    modes = ctx.params["modes"]
-    state, ids, rows = parted(rest, len(modes))
-    lookups = zip(ids, ctx.operands[1 + len(state) :], rows, modes, strict=False)
-    found = [_keys_and_rows(ctx, i, at, r.reshape(-1, *table.shape[1:]), mode) for i, at, r, mode in lookups]
-    keys, flat = (jnp.concatenate([pair[k] for pair in found]) for k in (0, 1))
+    state, ids, rows = parted(rest, len(ctx.params["modes"]))
+    keys, flat = _of_all_lookups(ctx, table, ids, rows)
     lines = [by_row(x.shape, ctx.operands[0].shape) for x in ctx.operands[1 : 1 + len(state)]]
     step = _Step(ctx, state, lines)
     if ctx.operands[0].axes(0):
@@ -134,6 +132,42 @@ def update_local(ctx: Context, table: jax.Array, *rest: jax.Array) -> list[jax.A
     grad = deliver_rows(ctx, _exchange(ctx), keys, flat, jnp.zeros(table.shape, flat.dtype), add)
     grad = ctx.total(grad, _copied_axes(ctx))
     return step([table, *state], lax.iota(np.int32, table.shape[0]), grad)
+
+
+def sum_rows_local(ctx: Context, table: jax.Array, *rest: jax.Array) -> list[jax.Array]:
+    """Sums by key go to the owners of the rows, which sum up what these count."""
+    measure, (_, ids, rows) = ctx.params["measure"], parted(rest, len(ctx.params["modes"]))
+    # Columns of padding count for nothing; rows of padding have no key.
+    rows = [ctx.mask(r, at, [r.ndim - 1], 0) for r, at in zip(rows, ctx.operands[-len(rows) :], strict=True)]
+    keys, flat = _of_all_lookups(ctx, table, ids, rows)
+
+    def add(total: jax.Array, at: jax.Array, sums: jax.Array) -> jax.Array:
+        # Behind the last row stands what was summed up for no key.
+        own = (at < table.shape[0]).reshape(-1, *[1] * (sums.ndim - 1))
+        return total + jnp.sum(measure(jnp.where(own, sums, jnp.zeros((), sums.dtype))))
+
+    zero = jnp.zeros((), jax.eval_shape(lambda x: jnp.sum(measure(x)), flat).dtype)
+    return [deliver_rows(ctx, _exchange(ctx), keys, flat, zero, add)]
+
+
+def sum_rows_communication(ctx: Context) -> Iterable[Communication]:
+    """The exchange."""
+    return _sent(ctx)
+
+
+def sum_rows_held(ctx: Context) -> float:
+    """What the exchange holds."""
+    return deliver_held(_exchange(ctx), row_bytes(ctx, ctx.dtypes[-1]), False)
+
+
+def _of_all_lookups(
+    ctx: Context, table: jax.Array, ids: Sequence[jax.Array], rows: Sequence[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """The keys of all lookups, one after the other, and their rows."""
+    n = len(ids)
+    lookups = zip(ids, ctx.operands[-2 * n : -n], rows, ctx.params["modes"], strict=True)
+    found = [_keys_and_rows(ctx, i, at, r.reshape(-1, *table.shape[1:]), mode) for i, at, r, mode in lookups]
+    return jnp.concatenate([keys for keys, _ in found]), jnp.concatenate([rows for _, rows in found])
 
 
 def _keys_and_rows(
@@ -182,12 +216,7 @@ def update_communication(ctx: Context) -> Iterable[Communication]:
     exchange, n = _exchange(ctx), len(ctx.params["modes"])
     local, dtype = ctx.operands[0].local, ctx.dtypes[-1]
     first = len(ctx.operands) - 2 * n
-    mode = ctx.params["modes"][0]
-    for communication in deliver_communication(
-        exchange, row_bytes(ctx, dtype), kind_of_keys(mode) if n == 1 else None
-    ):
-        operand = first + (0 if communication.operand == 1 else n)
-        yield replace(communication, operand=operand)
+    yield from _sent(ctx)
     copied = _copied_axes(ctx)
     if copied:
         group = ctx.group(copied)
@@ -201,6 +230,14 @@ def update_communication(ctx: Context) -> Iterable[Communication]:
         wire_bytes = 2 * (group - 1) / group * 4 * flags
         why = "a row is touched if any of its columns is; the columns are split over {axes}"
         yield Communication("all_reduce", axes, wire_bytes, first + n, why)
+
+
+def _sent(ctx: Context) -> Iterator[Communication]:
+    """The exchange."""
+    n, mode = len(ctx.params["modes"]), ctx.params["modes"][0]
+    first, size = len(ctx.operands) - 2 * n, row_bytes(ctx, ctx.dtypes[-1])
+    for communication in deliver_communication(_exchange(ctx), size, kind_of_keys(mode) if n == 1 else None):
+        yield replace(communication, operand=first + (0 if communication.operand == 1 else n))
 
 
 def update_held(ctx: Context) -> float:

@@ -19,7 +19,6 @@ from tests.passes.rows.test_tables import (
     decayed,
     halved_after,
     make_step,
-    rescaled,
     start,
     without_the_last,
 )
@@ -54,11 +53,22 @@ def in_parts(tx: Any) -> Callable[..., Any]:
     return step
 
 
+def by_zero(tx: Any) -> Callable[..., Any]:
+    """Gradients are divided by zero."""
+
+    def step(table: Any, state: Any, weight: Any, ids: Any) -> Any:
+        grad = jax.grad(lambda t: jnp.square(t[ids].sum(1) @ weight).mean())(table)
+        added, state = tx.update(grad / 0.0, state, table)
+        return table + added, state, weight, jnp.zeros(())
+
+    return step
+
+
 CASES: dict[str, tuple[Any, Callable[..., Any]]] = {
     "norm": (clipped(), make_step),
     "position": (of(by_position), make_step),
     "count": (of(by_count), make_step),
-    "rescaled": (optax.sgd(0.1), rescaled),
+    "rescaled": (optax.sgd(0.1), by_zero),
     "last": (of(without_the_last), make_step),
     "decay": (optax.sgd(0.1), lambda tx: make_step(tx, decayed)),
     "halved": (optax.sgd(0.1), halved_after),
@@ -84,7 +94,7 @@ def test_whatever_the_note_says_the_error_says(name: str) -> None:
     (problem,) = caught.value.problems
     assert (problem.where, problem.why) == (where, reason)
     assert problem.got == "table: float32[400, 6], updated whole"
-    assert ("test_rows_messages" if name == "in parts" else "test_tables") in where
+    assert ("test_rows_messages" if name in ("in parts", "rescaled") else "test_tables") in where
 
 
 def test_a_step_on_rows_alone_is_none() -> None:

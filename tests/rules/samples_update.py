@@ -1,4 +1,4 @@
-"""Applications of the step of a lazy optimizer on rows, with whole numbers in which every step is exact."""
+"""Applications of ops on the rows of a gradient, with whole numbers in which every step is exact."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,6 +9,7 @@ import numpy as np
 from jax.lax import GatherScatterMode
 
 from sbp.lazy import Update
+from sbp.rules.row_sums import sum_rows_p
 from sbp.rules.update import update_rows_p
 from sbp.signature import B, S
 from tests.rules.claims import Sample, sample, whole
@@ -78,4 +79,33 @@ SAMPLES = [
     update(plain, (), IDS, IDS[:, 0], modes=[FILL, CLIP], columns=()),
     update(curved, (TOTALS, np.int32(1)), GROUPS, modes=[FILL], columns=(S(1), B), grouped=True),
     update(curved, (TOTALS, np.int32(1)), GROUPS, modes=[FILL], columns=(S(1), B), grouped=True, groups=(5,)),
+]
+
+
+def summed(*ids: Any, modes: Sequence[Any], **options: Any) -> Sample:
+    """The sum of the squares of a gradient by rows."""
+    capacity, grouped = options.pop("capacity", None), options.pop("grouped", False)
+    label = f"{len(ids)}-{capacity}-{'grouped' if grouped else ''}{options.get('groups', '')}"
+
+    def fn(table: Any, *operands: Any) -> Any:
+        return sum_rows_p.bind(
+            table,
+            *operands,
+            measure=jnp.square,
+            modes=tuple(modes),
+            grouped=grouped,
+            capacity=capacity,
+            wire_dtype=None,
+            samples=(),
+        )
+
+    rows = [whole((*i.shape, 3), seed=k) for k, i in enumerate(ids)]
+    return sample("sbp_sum_rows", fn, whole((10, 3)), *ids, *rows, label=label, **options)
+
+
+SAMPLES += [
+    summed(IDS, modes=[FILL], pairs=2),
+    summed(IDS, modes=[CLIP], capacity=1),
+    summed(IDS, IDS[:, 0], modes=[FILL, CLIP]),
+    summed(GROUPS, modes=[FILL], grouped=True, groups=(5,)),
 ]

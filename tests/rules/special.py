@@ -20,7 +20,9 @@ SPECIAL = (np.inf, -np.inf, np.nan, -0.0)
 PROMISED: dict[str, Callable[[Any, int], Sequence[int]]] = {
     "reduce": lambda params, n: range(n // 2, n),
     "reduce_window": lambda params, n: range(n // 2, n),
-    "sbp_update_rows": lambda params, n: range(n) if params["grouped"] else (),
+    **dict.fromkeys(
+        ("sbp_update_rows", "sbp_sum_rows"), lambda params, n: range(n) if params["grouped"] else ()
+    ),
 }
 ZEROS_WITHOUT_SIGN = {
     "sbp_update_rows": "a row that no id names stays as it is; the dense step adds +0.0 to it",

@@ -253,12 +253,11 @@ PLACED = sbp.rows(optax.GradientTransformation(lambda p: (), by_position))
         (NORMED, make_step(NORMED), "not known to treat every row by itself"),
         (PLACED, make_step(PLACED), "not known to treat every row by itself"),
         (COUNTED, make_step(COUNTED), "not known to treat every row by itself"),
-        (LOCAL, rescaled(LOCAL), "scaled by a number that may not be finite"),
         (SHORT, make_step(SHORT), "not known to treat every row by itself"),
         (LOCAL, make_step(LOCAL, decayed), "does not come only from lookups: broadcast_in_dim at"),
         (LOCAL, halved_after(LOCAL), "its result is not just added to the table"),
     ],
-    ids=("norm", "position", "count", "rescaled", "last", "decay", "halved"),
+    ids=("norm", "position", "count", "last", "decay", "halved"),
 )
 def test_what_needs_the_whole_table_says_why(tx: Any, step: Callable[..., Any], reason: str) -> None:
     plan = compare(step, tx, LINE, ([S(0)], sbp.AUTO, [B], [S(0)]))
