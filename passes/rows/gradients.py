@@ -82,12 +82,16 @@ class Gradients:
             return self.selected(node)
         if node.op == "reshape":
             return (self.groups(node),)
-        shapes = [self.editor.operand(x).shape for x in node.inputs]
-        if not adds_rows(node, shapes) or not self.zero(node.inputs[0]):
+        if not adds_rows(node, list(map(self.shape, node.inputs))):
             raise NotByRows(f"its gradient does not come only from lookups: {node.op} at {node.source}")
+        before = () if self.zero(node.inputs[0]) else self.parts(node.inputs[0])
+        return (*before, self.added(node))
+
+    def added(self, node: Node) -> AddedRows:
+        """The rows that an op adds to a table."""
         made, ids = keys_of(self.editor, node.inputs[1], node.source)
         mode = GatherScatterMode.from_any(node.params["mode"])
-        return (AddedRows(ids, node.inputs[2], mode, tuple(made), node.id),)
+        return AddedRows(ids, node.inputs[2], mode, tuple(made), node.id)
 
     def groups(self, reshape: Node) -> AddedRows:
         """The rows of tables in a stack, "groups rows ...", which the gradient has one after the other."""
@@ -114,7 +118,7 @@ class Gradients:
 
     def of_groups(self, node: Node) -> AddedRows | None:
         """The rows that an op adds to a stack of zeros, "groups rows ..."."""
-        shapes = [self.editor.operand(x).shape for x in node.inputs]
+        shapes = list(map(self.shape, node.inputs))
         if not adds_rows_of_groups(node, shapes) or not self.zero(node.inputs[0]):
             return None
         clips = GatherScatterMode.from_any(node.params["mode"]) == GatherScatterMode.CLIP
@@ -124,8 +128,13 @@ class Gradients:
 
     def source(self, x: Operand) -> Node | None:
         """The op that makes an operand, behind those that hand it on."""
+        origin = self.origin(x)
+        return None if isinstance(origin, Const) else self.maker.get(origin)
+
+    def origin(self, x: Operand) -> Operand:
+        """What an operand is, behind ops that hand it on."""
         node = None if isinstance(x, Const) else self.maker.get(x)
-        return self.source(node.inputs[0]) if node is not None and is_same(node) else node
+        return self.origin(node.inputs[0]) if node is not None and is_same(node) else x
 
     def scaled(self, node: Node) -> tuple[AddedRows, ...]:
         """The rows of a gradient that is multiplied or divided by a number."""

@@ -1,0 +1,161 @@
+"""Gradients that a loop adds up: the loop hands out rows, and they are added to a table once, behind it.
+
+Micro-batches, and every scan that accumulates, carry the sum of their gradients: a table of zeros to which
+each trip adds rows. Where a lazy optimizer takes that sum, the rows of all trips are stacked instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sbp import lazy
+from sbp.compat import core
+from sbp.compat.untyped import DType
+from sbp.passes.program.control import ADDS, loop_params
+from sbp.passes.program.edit import Editor
+from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, used
+from sbp.passes.rows.gradients import AddedRows, Gradients
+from sbp.passes.rows.lookups import adds_rows
+
+
+def stack_rows(graph: Graph) -> Graph:
+    """The graph in which loops hand out the rows of gradients that lazy optimizers take."""
+    if not any(node.op == lazy.NAME for node in graph.walk()):
+        return graph
+    editor = Editor(graph)
+    nodes = _stacked(editor, graph.nodes)
+    return editor.finish(nodes) if editor.instead else graph
+
+
+def _stacked(editor: Editor, nodes: Sequence[Node]) -> list[Node]:
+    """The ops of one body, with such loops replaced."""
+    maker = {v: node for node in nodes for v in node.outputs}
+    taken = _behind(maker, [node.inputs[0] for node in nodes if node.op == lazy.NAME])
+    out: list[Node] = []
+    for node in nodes:
+        bodies = tuple(replace(b, nodes=tuple(_stacked(editor, b.nodes))) for b in node.bodies)
+        node = replace(node, bodies=bodies) if bodies else node
+        # A pipeline runs the trips of its loop itself.
+        is_whole = node.op == "scan" and all(n.role.part is None for n in node.bodies[0].nodes)
+        sums = _sums(editor, maker, node, taken) if is_whole else {}
+        out += _handing_out(editor, node, sums) if sums else [node]
+    return out
+
+
+def _behind(maker: Mapping[int, Node], gradients: Iterable[Operand]) -> set[int]:
+    """What gradients are made of, element by element."""
+    found, left = set[int](), [x for x in gradients if not isinstance(x, Const)]
+    while left:
+        x = left.pop()
+        node = maker.get(x)
+        if x in found or node is None:
+            continue
+        found.add(x)
+        if node.rule is not None and (node.rule.pointwise or node.rule.identity):
+            left += [y for y in node.inputs if not isinstance(y, Const)]
+    return found
+
+
+def _sums(
+    editor: Editor, maker: Mapping[int, Node], loop: Node, taken: set[int]
+) -> dict[int, tuple[AddedRows, ...]]:
+    """The rows that each trip adds to what a loop carries, by its position; of what is taken alone."""
+    consts, carry = core.scan_counts(loop.params, len(loop.inputs))
+    around, found = Gradients(editor, maker), dict[int, tuple[AddedRows, ...]]()
+    for k in range(carry):
+        if loop.outputs[k] in taken and around.zero(loop.inputs[consts + k]):
+            rows = _Trip(editor, loop.bodies[0], loop.bodies[0].inputs[consts + k]).rows(k)
+            found |= {} if rows is None else {k: rows}
+    return found
+
+
+@dataclass(frozen=True)
+class _Trip:
+    """A trip of a loop that adds to something that it carries.
+
+    Arguments:
+      carried: what that is when the trip begins.
+    """
+
+    editor: Editor
+    body: Body
+    carried: int
+
+    def rows(self, k: int) -> tuple[AddedRows, ...] | None:
+        """The rows that are added to what leaves at position `k`; None if that is not all that happens."""
+        gradients = Gradients(self.editor, {v: node for node in self.body.nodes for v in node.outputs})
+        found = self.added(gradients, self.body.outputs[k])
+        others = [x for i, x in enumerate(self.body.outputs) if i != k]
+        made = (n for part in found or () for n in part.made)
+        left = used((*self.body.nodes, *made), [*others, *(x for p in found or () for x in (p.ids, p.rows))])
+        read = {*others, *(x for node in left for x in node.inputs)}
+        return None if self.carried in read or any(p.grouped for p in found or ()) else found
+
+    def added(self, gradients: Gradients, x: Operand) -> tuple[AddedRows, ...] | None:
+        """The rows that were added to what is carried; None if it is something else."""
+        if gradients.origin(x) == self.carried:
+            return ()
+        node = gradients.source(x)
+        if node is None:
+            return None
+        if node.op in ADDS:
+            for own, other in (node.inputs, node.inputs[::-1]):
+                before = self.added(gradients, own)
+                rows = None if before is None else gradients.rows(other)
+                if before is not None and rows is not None:
+                    return (*before, *rows)
+        elif adds_rows(node, [gradients.shape(y) for y in node.inputs]):
+            before = self.added(gradients, node.inputs[0])
+            return None if before is None else (*before, gradients.added(node))
+        return None
+
+
+def _added_up(shape: Sequence[int], dtype: DType, modes: Sequence[Any], *stacks: jax.Array) -> jax.Array:
+    """The sum of rows in a table of zeros.
+
+    Arguments:
+      stacks: ids and rows of each lookup.
+    """
+    total = jnp.zeros(shape, dtype)
+    for mode, ids, rows in zip(modes, stacks[::2], stacks[1::2], strict=True):
+        total = total.at[ids].add(rows, mode=mode, wrap_negative_indices=False)
+    return total
+
+
+def _handing_out(editor: Editor, loop: Node, sums: Mapping[int, tuple[AddedRows, ...]]) -> list[Node]:
+    """A loop that hands out rows in place of their sums, and the ops that add them up."""
+    (body,), length = loop.bodies, int(loop.params["length"])
+    consts, carry = core.scan_counts(loop.params, len(loop.inputs))
+    parts = [part for each in sums.values() for part in each]
+    given = [x for part in parts for x in (part.ids, part.rows)]
+    gone = {consts + k for k in sums}
+    stacks = []
+    for x in given:
+        inside = editor.operand(x)
+        stacks.append(editor.builder.value(core.struct((length, *inside.shape), inside.dtype), "rows"))
+    outputs = (*(x for k, x in enumerate(body.outputs) if k not in sums), *given)
+    nodes = used((*body.nodes, *(n for part in parts for n in part.made)), outputs)
+    inputs = tuple(x for i, x in enumerate(body.inputs) if i not in gone)
+    made = [
+        replace(
+            loop,
+            inputs=tuple(x for i, x in enumerate(loop.inputs) if i not in gone),
+            outputs=(*(v for k, v in enumerate(loop.outputs) if k not in sums), *stacks),
+            params=loop_params(loop.params, consts, carry - len(sums)),
+            bodies=(Body(inputs, nodes, outputs),),
+        )
+    ]
+    pairs = iter(zip(stacks[::2], stacks[1::2], strict=True))
+    for k, each in sums.items():
+        like = editor.operand(loop.outputs[k])
+        run = partial(_added_up, like.shape, like.dtype, [part.mode for part in each])
+        ops, results = editor.emit(run, [x for _ in each for x in next(pairs)], loop.source)
+        editor.substitute([loop.outputs[k]], results)
+        made += ops
+    return made
