@@ -165,8 +165,10 @@ class Explorer:
 
     @property
     def may_solve(self) -> bool:
-        """Whether whole problems have not taken more than their part of the work yet."""
-        return self.solved_seconds <= constants.SOLVED_PART * (self.effort.count.seconds - self.began)
+        """Whether whole problems have not taken more than their part of the work yet, nor would one."""
+        return self.space.solves and self.solved_seconds <= constants.SOLVED_PART * (
+            self.effort.count.seconds - self.began
+        )
 
     def solved(
         self, unary: tuple[Table, ...], source: str, shares: Shares | None = None

@@ -84,6 +84,8 @@ class LimitedSpace(Space):
         self.loads: tuple[Load, ...] = tuple(model.loads)
         self.counted_bytes, self.prices = problem.limit_bytes, NO_PRICES
         self.room_model: RoomModel = model
+        whole_seconds = constants.TRY_SECONDS * self.size
+        self.solves = whole_seconds <= constants.SOLVED_PART * constants.LIMITED_SECONDS
 
     # The cheapest that fits.
 
@@ -93,6 +95,8 @@ class LimitedSpace(Space):
         budget, limit = Budget(self.loads, self.problem.limit_bytes), self.problem.limit_bytes
         own = self.allowed(effort, constants.STARTS_SECONDS)
         starts = priced_starts(self.room_model, self.network, budget, base.assignment, own)
+        for states in starts:
+            self.pool.add(self.look(states, "at prices"))
         own, progress = self.allowed(effort, constants.SEARCH_SECONDS), self.problem.progress
         search = LimitedSearch(self.network, budget, own, progress, constants.CLOSE)
         for states in starts:
@@ -129,10 +133,14 @@ class LimitedSpace(Space):
             found = search.go_on(target, self.allowed(effort, constants.TRY_SECONDS))
         return self.smallest(search, starts, effort)
 
+    @cached_property
+    def size(self) -> float:
+        """How many times as much work the network takes as a small one."""
+        return 1.0 + sum(t.size for _, _, t in self.network.edges) / constants.WRITTEN_CELLS
+
     def allowed(self, effort: Effort, seconds: float) -> Effort:
-        """A part of the effort: so many seconds, and as many more as the network is large."""
-        edges = self.network.edges
-        return effort.at_most(seconds * (1.0 + sum(t.size for _, _, t in edges) / constants.WRITTEN_CELLS))
+        """A part of the effort: so many seconds, times the size."""
+        return effort.at_most(seconds * self.size)
 
     def tried(self, found: Fitted, source: str) -> PlanCandidate | None:
         """The plan that a search has found; None if it has found none at all."""
@@ -217,6 +225,10 @@ class LimitedSpace(Space):
     ) -> PlanCandidate | None:
         """A cheap plan near another one; near the best of this space where the other is not of it."""
         if at.states not in self.seen:
-            own = [x for x in self.pool.counted if x.states in self.seen]
-            at = min(own, key=lambda x: x.times.step_seconds, default=at)
+            at = self.best(at)
         return super().near(unary, shares, at, source, effort)
+
+    def best(self, other: PlanCandidate) -> PlanCandidate:
+        """The plan of this space with the shortest step; another one where there is none."""
+        own = [x for x in self.pool.counted if x.states in self.seen]
+        return min(own, key=lambda x: x.times.step_seconds, default=other)

@@ -216,7 +216,7 @@ class Search:
             axes, n = self.request.placement.ndim, self.outer(space)
             pairs = [(*(o,) * n, *(i,) * (axes - n)) for o, i in MORE_PAIRS] if axes > 1 else []
             effort = self.allowed(constants.LIMITED_SECONDS)
-            explorer = Explorer(space, self.pool, found, [*pairs, *self.seeds(axes, n)], effort)
+            explorer = Explorer(space, self.pool, space.best(found), [*pairs, *self.seeds(axes, n)], effort)
             explorer.run(constants.FEWEST_TURNS, self.most_turns)
         return found
 

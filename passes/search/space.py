@@ -31,6 +31,8 @@ class Space:
 
     leaps = True
     """Whether the cheapest plan, told what is exposed, is worth more than one near the last."""
+    solves = True
+    """Whether solutions of the whole leave time for plans near others."""
 
     def __init__(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,8 +15,12 @@ from sbp.hardware.catalogue import hardware_for
 from sbp.passes.plan import constants
 from sbp.passes.plan.grouped import axes_alike, axis_groups
 from sbp.passes.plan.model import Model
+from sbp.passes.plan.priced import states_of
 from sbp.passes.plan.seeds import DATA, TENSOR, seeds_for
+from sbp.passes.plan.solve import solve
 from sbp.passes.search.explore import Explorer
+from sbp.passes.search.limited import LimitedProblem, LimitedSpace
+from sbp.passes.search.search import Search
 from tests.passes.questions import asked
 
 FOUR = sbp.placement("h100", shape=(2, 2, 2, 2))
@@ -88,3 +94,59 @@ def test_programs_too_large_to_write_down_have_seeds(monkeypatch: pytest.MonkeyP
     assert explored.step_seconds <= kept.step_seconds
     assert explored.bound == kept.bound and explored.cheapest_gap == kept.gap
     assert [any("too large" in note for note in plan.notes) for plan in plans] == [False, True]
+
+
+def test_a_plan_keeps_its_strategies() -> None:
+    """The model of few strategies has it, at what it takes in that of all."""
+    place = sbp.placement("h100", shape=(2, 2, 2))
+    question = asked(step, place, *ARGS)
+    model = Model(question.candidates, question.asked, question.boxings)
+    network = model.build()
+    found = solve(network)
+    known = model.chosen(found.states, found.cost, found.bound)
+    groups = axis_groups(place, hardware_for("h100"))
+    few = axes_alike(question.candidates, groups, known)
+    assert all(any(s is known.strategies[i] for s in own) for i, own in few.strategies.items())
+    grouped = Model(few, question.asked, question.boxings)
+    small = grouped.build()
+    states = states_of(grouped, small, known)
+    assert small.cost(states) == pytest.approx(found.cost, rel=1e-12)
+    assert grouped.chosen(states, found.cost, found.bound).strategies == known.strategies
+
+
+@pytest.mark.full
+def test_under_a_limit_few_strategies_are_searched_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not fit with them is searched among all, and refused with their bound."""
+    place, searched = sbp.placement("h100", shape=(2, 2, 2)), list[LimitedProblem]()
+    fit = LimitedSpace.fit
+
+    def listening(self: LimitedSpace, *args: Any) -> Any:
+        searched.append(self.problem)
+        return fit(self, *args)
+
+    monkeypatch.setattr(LimitedSpace, "fit", listening)
+    options = partial(sbp.Options, cache=False)
+
+    def planned(limit: float) -> sbp.Plan:
+        program = sbp.compile(step, place, options=options(memory_limit=limit), donate_argnums=(0, 1))
+        return program.plan(*ARGS)
+
+    def refused(limit: float) -> str:
+        with pytest.raises(sbp.SbpError) as caught:
+            planned(limit)
+        return str(caught.value)
+
+    fastest = planned(math.inf)
+    tight = 0.7 * fastest.memory_bytes
+    assert not searched and planned(tight).fits and [p.proves for p in searched] == [True]
+    usual = refused(0.2 * fastest.memory_bytes)
+    searched.clear()
+    # As for a program whose tables are too large together; each by itself is not.
+    monkeypatch.setattr(
+        Search, "few", lambda self, known, cells: axes_alike(self.candidates, self.groups, known.assignment)
+    )
+    plan = planned(tight)
+    assert plan.fits and [p.proves for p in searched] == [False]
+    searched.clear()
+    assert refused(0.2 * fastest.memory_bytes) == usual
+    assert [(p.proves, p.recomputes) for p in searched] == [(False, True), (True, True), (False, False)]

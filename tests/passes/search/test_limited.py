@@ -23,7 +23,7 @@ from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.plan.solve import solve
 from sbp.passes.program.trace import trace
 from sbp.passes.search.limited import LimitedProblem, LimitedSpace
-from sbp.passes.search.pool import Pool
+from sbp.passes.search.pool import PlanCandidate, Pool
 from sbp.placement import placement
 from tests.passes.plan.test_optimal import problem as plain_problem
 from tests.passes.search.test_explore import HARDWARE, SLOW, beside, chain, problem, searched, sent_twice
@@ -101,6 +101,26 @@ def test_what_cannot_fit_has_a_smallest_peak_and_a_bound_on_it() -> None:
     found = space.fit(base, Effort())
     assert isinstance(found, SmallestPeak)
     assert 1.0 < found.bound_bytes <= found.bytes == min(x.memory_bytes for x in space.pool.candidates)
+
+
+def test_some_plans_alone_prove_nothing() -> None:
+    """The smallest peak of some signatures is no bound of all."""
+    space = space_of(chain, HARDWARE, 0.5)
+    base = space.look(solve(space.network).states, "any")
+    space.problem = replace(space.problem, limit_bytes=1.0, proves=False)
+    space.pool.limit_bytes = 1.0
+    found = space.fit(base, Effort())
+    assert isinstance(found, SmallestPeak) and found.bound_bytes == found.bytes and space.bound == 0.0
+
+
+def test_what_the_search_begins_at_is_a_candidate() -> None:
+    """It may wait for less than what is cheaper one thing after the other."""
+    space = space_of(chain, HARDWARE, 0.9)
+    found = space.fit(space.look(solve(space.network).states, "any"), Effort())
+    own = [x for x in space.pool.counted if x.states in space.seen]
+    assert isinstance(found, PlanCandidate)
+    assert "at prices" in {x.source for x in space.pool.candidates}
+    assert space.best(found).times.step_seconds == min(x.times.step_seconds for x in own)
 
 
 def test_near_a_plan_as_much_counts_as_keeps_the_limit_there() -> None:
