@@ -52,7 +52,6 @@ from sbp.passes.program.inverse_views import without_inverse_views
 from sbp.passes.program.trace import Traced
 from sbp.passes.recall import Recall
 from sbp.passes.request import Peers, Request, StagesRequest
-from sbp.passes.rows.accumulated import stack_rows
 from sbp.passes.rows.lookups import check_wire, mark_lookups
 from sbp.passes.rows.tables import train_rows
 from sbp.passes.schedule.actions import Schedule
@@ -116,7 +115,7 @@ def find_rows(s: Logical) -> Logical:
     """Finds tables that are looked up and trained by rows."""
     r = s.request
     strict = r.terms.strict_nonfinite
-    graph, remarks = train_rows(stack_rows(s.graph), r.terms.transfer, s.traced.in_paths, strict=strict)
+    graph, remarks = train_rows(s.graph, r.terms.transfer, s.traced.in_paths, strict=strict)
     graph = mark_lookups(graph, r.terms.transfer)
     graph = graph if r.sampled is None else r.sampled(graph)
     return replace(s.with_graph(graph), request=replace(r, notes=(*r.notes, *remarks)))

@@ -6,7 +6,7 @@ each trip adds rows. Where a lazy optimizer takes that sum, the rows of all trip
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,8 +26,6 @@ from sbp.passes.rows.lookups import adds_rows
 
 def stack_rows(graph: Graph) -> Graph:
     """The graph in which loops hand out the rows of gradients that lazy optimizers take."""
-    if not any(node.op == lazy.NAME for node in graph.walk()):
-        return graph
     editor = Editor(graph)
     nodes = _stacked(editor, graph.nodes)
     return editor.finish(nodes) if editor.instead else graph
@@ -36,7 +34,7 @@ def stack_rows(graph: Graph) -> Graph:
 def _stacked(editor: Editor, nodes: Sequence[Node]) -> list[Node]:
     """The ops of one body, with such loops replaced."""
     maker = {v: node for node in nodes for v in node.outputs}
-    taken = _behind(maker, [node.inputs[0] for node in nodes if node.op == lazy.NAME])
+    taken = _behind_steps(nodes)
     out: list[Node] = []
     for node in nodes:
         bodies = tuple(replace(b, nodes=tuple(_stacked(editor, b.nodes))) for b in node.bodies)
@@ -48,17 +46,19 @@ def _stacked(editor: Editor, nodes: Sequence[Node]) -> list[Node]:
     return out
 
 
-def _behind(maker: Mapping[int, Node], gradients: Iterable[Operand]) -> set[int]:
-    """What gradients are made of, element by element."""
-    found, left = set[int](), [x for x in gradients if not isinstance(x, Const)]
+def _behind_steps(nodes: Sequence[Node]) -> set[int]:
+    """What the gradients of lazy steps are made of, element by element."""
+    maker = {v: node for node in nodes for v in node.outputs}
+    left: list[Operand] = [node.inputs[0] for node in nodes if node.op == lazy.NAME]
+    found = set[int]()
     while left:
         x = left.pop()
-        node = maker.get(x)
-        if x in found or node is None:
+        if isinstance(x, Const) or x in found:
             continue
         found.add(x)
-        if node.rule is not None and (node.rule.pointwise or node.rule.identity):
-            left += [y for y in node.inputs if not isinstance(y, Const)]
+        rule = maker[x].rule if x in maker else None
+        if rule is not None and (rule.pointwise or rule.identity):
+            left += maker[x].inputs
     return found
 
 

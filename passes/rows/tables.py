@@ -20,6 +20,8 @@ from sbp.passes.program.edit import Editor
 from sbp.passes.program.graph import Const, Graph, Node, Operand, Value, make_node, walk
 from sbp.passes.program.trace import trace
 from sbp.passes.rows import rowwise
+from sbp.passes.rows.accumulated import stack_rows
+from sbp.passes.rows.branches import flat_branches
 from sbp.passes.rows.gradients import AddedRows, Gradients, NotByRows, is_same
 from sbp.passes.rows.lookups import Transfer
 from sbp.passes.rows.measures import RESULTS, measured
@@ -42,6 +44,7 @@ def train_rows(
     """
     if not any(node.op == lazy.NAME for node in graph.walk()):
         return graph, ()
+    graph = stack_rows(flat_branches(graph))
     names = dict(zip(graph.inputs, in_paths, strict=False))
     pass_ = _Pass(Editor(graph), transfer, [], [], names, strict)
     nodes = pass_.rewritten(graph.nodes, graph.outputs)

@@ -1,0 +1,177 @@
+"""What stands around the step on rows of a table: clipping, loss scales, micro-batches, and what each takes.
+
+    python -m benchmarks.composed_rows [clipped "four micro-batches" ...] [--rows 500000] [--rounds 30]
+
+A table over eight devices of the CPU, row-wise Adagrad for it, and Adam for a dense weight. Every
+step is timed beside the plain one, in turns in one run; a step of four micro-batches is beside four plain
+steps. `memory` is XLA's, of a device, above that of the plain step. `sparse` says that no tensor of the size
+of the table is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import sbp
+from sbp import B, S
+from sbp.passes.physical.program import Compute
+from sbp.runtime.embedding.optimizers import rowwise_adagrad
+
+DEVICES, WIDTH, BATCH, PARTS = 8, 32, 4096, 4
+
+
+def by_rows() -> Any:
+    """The table by rows, the weight by Adam."""
+    each = {"table": sbp.rows(rowwise_adagrad(0.05)), "weight": optax.adam(1e-3)}
+    return optax.multi_transform(each, {"table": "table", "weight": "weight"})
+
+
+def loss(params: Any, ids: Any) -> Any:
+    """Of a batch."""
+    return jnp.square(params["table"][ids] @ params["weight"] - 1).mean()
+
+
+def usual(tx: Any) -> Callable[..., Any]:
+    """A step of training."""
+
+    def step(params: Any, state: Any, ids: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(params, ids)
+        added, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, added), state, value
+
+    return step
+
+
+def scaled(tx: Any) -> Callable[..., Any]:
+    """With a loss scale: where a gradient is not finite it counts as none."""
+
+    def step(params: Any, state: Any, ids: Any) -> Any:
+        scale = 1024.0 * (1 + jnp.abs(params["weight"]).mean())
+        value, grads = jax.value_and_grad(lambda p: scale * loss(p, ids))(params)
+        finite = jnp.stack([jnp.isfinite(g).all() for g in jax.tree.leaves(grads)]).all()
+        grads = jax.tree.map(lambda g: jnp.where(finite, g / scale, 0), grads)
+        added, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, added), state, value / scale
+
+    return step
+
+
+def in_parts(tx: Any) -> Callable[..., Any]:
+    """In micro-batches, each as large as a batch of the plain step."""
+
+    def step(params: Any, state: Any, ids: Any) -> Any:
+        part = sbp.microbatch(jax.value_and_grad(loss), PARTS, batch_args=1)
+        value, grads = part(params, ids)
+        added, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, added), state, value
+
+    return step
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A step on rows with something around it.
+
+    Arguments:
+      tx: its optimizer.
+      step: of an optimizer.
+      batches: of the plain step that it takes at once.
+    """
+
+    tx: Callable[[], Any] = by_rows
+    step: Callable[[Any], Callable[..., Any]] = usual
+    batches: int = 1
+
+
+CASES: Mapping[str, Composed] = {
+    "plain": Composed(),
+    "clipped": Composed(lambda: optax.chain(optax.clip_by_global_norm(0.1), by_rows())),
+    "loss scale": Composed(step=scaled),
+    "if finite": Composed(lambda: optax.apply_if_finite(by_rows(), 3)),
+    "four micro-batches": Composed(step=in_parts, batches=PARTS),
+    "MultiSteps": Composed(lambda: optax.MultiSteps(by_rows(), PARTS)),
+}
+
+
+class Run:
+    """A case on its devices.
+
+    Arguments:
+      case: what runs.
+      rows: of the table.
+    """
+
+    def __init__(self, case: Composed, rows: int) -> None:
+        rng, tx = np.random.default_rng(0), case.tx()
+        params = {
+            "table": rng.normal(size=(rows, WIDTH)).astype(np.float32),
+            "weight": rng.normal(size=(WIDTH, 1)).astype(np.float32),
+        }
+        self.ids = (rng.zipf(1.2, BATCH * case.batches) % rows).astype(np.int32)
+        self.args = params, jax.jit(tx.init)(params)
+        in_sbp = {"table": [S(0)], "weight": [B]}, sbp.AUTO, [S(0)]
+        place = sbp.placement("cpu", shape=(DEVICES,))
+        self.program = sbp.compile(case.step(tx), place, in_sbp=in_sbp, donate_argnums=(0, 1))
+        self.plan = self.program.plan(*self.args, self.ids)
+        self.seconds = list[float]()
+
+    def turn(self) -> None:
+        """A step more."""
+        begun = time.perf_counter()
+        *args, _ = jax.block_until_ready(self.program(*self.args, self.ids))
+        self.args = tuple(args)
+        self.seconds.append(time.perf_counter() - begun)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether no op makes a tensor as large as the table, those that update it in place apart."""
+        physical = self.plan.physical
+        assert physical is not None
+        rows = physical.graph.values[physical.graph.inputs[0]].shape[0]
+        computed = [s.node for s, _ in physical.walk() if isinstance(s, Compute)]
+        made = [
+            physical.graph.values[v].shape for n in computed if n.op != "sbp_update_rows" for v in n.outputs
+        ]
+        return not any(len(shape) == 2 and shape[0] == rows for shape in made)
+
+
+def main() -> None:
+    """Times the cases beside the plain one."""
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("names", nargs="*", default=list(CASES)[1:], help=", ".join(list(CASES)[1:]))
+    options.add_argument("--rows", type=int, default=500_000, help="of the table")
+    options.add_argument("--rounds", type=int, default=30, help="of which each takes a step")
+    asked = options.parse_args()
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    plain = Run(CASES["plain"], asked.rows)
+    print("| step | ms | of plain steps | memory | sparse |\n|---|---|---|---|---|")
+    for name in asked.names:
+        run = Run(CASES[name], asked.rows)
+        plain.seconds.clear()
+        for _ in range(asked.rounds):
+            run.turn()
+            plain.turn()
+        own, other = (statistics.median(x.seconds[3:]) for x in (run, plain))
+        part = own / (CASES[name].batches * other)
+        more = run.plan.memory_bytes / plain.plan.memory_bytes
+        print(
+            f"| {name} | {own * 1e3:.2f} | {part:.2f} | {more:.2f} | {'yes' if run.sparse else 'no'} |",
+            flush=True,
+        )
+    print(f"\nplain: {other * 1e3:.2f} ms, {plain.plan.memory_bytes / 1e6:.1f} MB a device as planned")
+
+
+if __name__ == "__main__":
+    main()
