@@ -13,6 +13,8 @@ from sbp.compat.untyped import PyTree, TreeDef
 from sbp.errors import ArgumentError, Problem
 
 NAME = "sbp_rows"
+WHOLE = "the whole table is updated"
+"""What a note and a warning say of a step that is not on rows alone."""
 DENSE = ("note", "error")
 
 
@@ -96,13 +98,13 @@ def rows(tx: Optimizer, *, dense: str = "note") -> Transformation:
     state with one entry per row. If the gradient of a table comes only from lookups, the compiler never
     builds it. It sends the rows of the batch to the devices that own them and updates only those. This needs
     an optimizer that treats every row by itself and whose result is added to the table. If that is not so,
-    the plan says why, and the program computes the formula above.
+    the plan says why, Python warns once, and the program computes the formula above.
 
     Arguments:
       tx: an optimizer with `init` and `update`, of optax or of your own; it sees one parameter at a time.
-      dense: what to do if a step needs the whole table. "note": a note of the plan says why. "error":
-        compiling the program raises an error that says why. Functions that are not compiled by sbp run in any
-        case.
+      dense: what to do if a step needs the whole table. "note": a note of the plan and a warning say why.
+        "error": compiling the program raises an error that says why. Functions that are not compiled by sbp
+        run in any case.
 
     Raises:
       ArgumentError: if `tx` has no `init` and `update`, or for another `dense`.

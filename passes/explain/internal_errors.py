@@ -61,7 +61,9 @@ def raise_internal(where: str, error: Exception) -> NoReturn:
       InternalError: for an error that neither should raise.
     """
     frames = list(_frames(error))
-    if isinstance(error, SbpError | MemoryError | OSError | jax.errors.JaxRuntimeError) or _is_theirs(frames):
+    # A warning is raised where the user asks for that.
+    known = SbpError | Warning | MemoryError | OSError | jax.errors.JaxRuntimeError
+    if isinstance(error, known) or _is_theirs(frames):
         raise error
     node = next(filter(None, map(_node, frames)), None)
     at = "" if node is None else f" at {node.op}, {node.source}"

@@ -7,6 +7,7 @@ the table. Anywhere else the lazy optimizer becomes what it means, and the plan 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +29,7 @@ from sbp.passes.rows.measures import RESULTS, measured
 from sbp.rules.row_sums import sum_rows_p
 from sbp.rules.update import update_rows_p
 from sbp.signature import B, Signature, Split
+from sbp.text.units import bytes_text
 
 
 def train_rows(
@@ -83,7 +85,8 @@ class _Pass:
         except NotByRows as why:
             if node.params["update"].strict:
                 self.problems.append(_dense(at, scope.named(node, self.names), str(why)))
-            self.notes.append(f"{at}: the whole table is updated, since {why}")
+            size = bytes_text(scope.written_bytes(node))
+            self.notes.append(f"{at}: {lazy.WHOLE}, {size} with its state in each step, since {why}")
             return scope.whole(node)
         self.notes.append(f"{at}: only the rows that were looked up are updated")
         return made
@@ -122,6 +125,11 @@ class _Scope:
         )
         self.editor.substitute(node.outputs, results)
         return made
+
+    def written_bytes(self, node: Node) -> float:
+        """What a step on the whole table writes: that, and its state."""
+        written = map(self.editor.operand, node.outputs)
+        return float(sum(math.prod(x.shape) * core.itemsize(x.dtype) for x in written))
 
     def fused(self, node: Node, transfer: Transfer) -> list[Node]:
         """The step on rows alone.

@@ -6,6 +6,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import jax
 
+from sbp import lazy
 from sbp.compat.core import trace_context
 from sbp.compat.forks import FORK, check_not_forked
 from sbp.compat.mesh import explicit_types, mesh_key
@@ -27,6 +28,7 @@ from sbp.runtime.execute.compiled_program import CompiledProgram
 from sbp.runtime.nan_checks import findings
 from sbp.runtime.pipeline.program import CompiledPipeline
 from sbp.runtime.source.reproduction import Reproduction
+from sbp.text.user_warnings import warn_user
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -156,7 +158,11 @@ class Compilation(Generic[P, R]):
                 return built
         self._shapes.append(now)
         with said("planned", name, f" for {self.placement}"):
-            return build(traced_call, placement, self.in_sbp, self.out_sbp, self.options, concrete)
+            built = build(traced_call, placement, self.in_sbp, self.out_sbp, self.options, concrete)
+        for note in built.plan.notes:
+            if lazy.WHOLE in note:
+                warn_user(f'{note}; sbp.rows(..., dense="error") refuses such a step')
+        return built
 
     def _reproduction(self, failed: str, said: str) -> str:
         """The program of the last call as Python that runs alone, to reproduce an error.

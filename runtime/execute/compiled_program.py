@@ -11,7 +11,6 @@ memory (rematerialization), though the plan fits.
 import functools
 import math
 import threading
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -47,6 +46,7 @@ from sbp.runtime.nan_checks.probe import NanProbe
 from sbp.runtime.processes.addressable import moved_to, takes_part
 from sbp.runtime.processes.flight_recorder import SharedProgram
 from sbp.runtime.processes.process_group import process_group
+from sbp.text.user_warnings import warn_user
 
 SCHEDULED_SHARE = 0.8
 """Of a device's memory, for a program (`GetSchedulerMemoryLimit`, gpu_hlo_schedule.cc); of what arguments and
@@ -258,8 +258,7 @@ class CompiledProgram:
         path = self.traced.in_paths[i]
         if path not in self.moved and not x.sharding.is_equivalent_to(sharding, x.ndim):
             self.moved[path] = f"{path} arrived as {getattr(x.sharding, 'spec', x.sharding)}"
-            warnings.warn(
-                f"sbp: {self.moved[path]} and is moved to {sharding.spec} on every call; "
-                "place it once with jax.device_put, or give in_sbp the signature that it has",
-                stacklevel=6,
+            warn_user(
+                f"{self.moved[path]} and is moved to {sharding.spec} on every call; "
+                "place it once with jax.device_put, or give in_sbp the signature that it has"
             )

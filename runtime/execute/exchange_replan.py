@@ -8,7 +8,6 @@ with the batch at hand. It happens only once, since single batches may take more
 Words: docs/glossary.md.
 """
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,6 +23,7 @@ from sbp.passes.request import Request
 from sbp.runtime.lower.key_counts import Counting
 from sbp.runtime.lower.sampling import ids_of, lacks_samples, with_samples
 from sbp.signature import NdSbp, Split
+from sbp.text.user_warnings import warn_user
 
 
 def counting_of(plan: Plan, concrete: bool, keys: bool) -> tuple[bool, Counting | None]:
@@ -87,7 +87,7 @@ def replan(built: ExchangeReplan, leaves: Sequence[Leaf]) -> None:
     else:
         note += ": its buffers have an even share and some more, since its ids are not only from arguments"
         built.plan = replace(built.plan, notes=(*built.plan.notes, note))
-    warnings.warn(f"sbp: {note}; {fix}", stacklevel=5)
+    warn_user(f"{note}; {fix}")
 
 
 def _plan_again(built: ExchangeReplan, leaves: Sequence[Leaf], note: str) -> None:

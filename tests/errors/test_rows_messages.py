@@ -1,5 +1,7 @@
 """`sbp.rows(tx, dense="error")`: who wants to train rows alone is told of every step that cannot."""
 
+import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -83,21 +85,38 @@ def plan_of(name: str, **how: Any) -> Any:
     inner, make = CASES[name]
     tx = sbp.rows(inner, **how)
     program = sbp.compile(make(tx), LINE, in_sbp=([S(0)], sbp.AUTO, [B], [S(0)]))
-    return program.plan(*start(tx), IDS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return program.plan(*start(tx), IDS)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_whatever_the_note_says_the_error_says(name: str) -> None:
     """For every reason that a step has for the whole table; the table is named, and so is the line."""
     (note,) = [n for n in plan_of(name, dense="note").notes if n.startswith("sbp.rows at ")]
-    where, _, reason = note.partition(": the whole table is updated, since ")
-    assert reason
+    where, size, reason = re.split(
+        ": the whole table is updated, | with its state in each step, since ", note
+    )
+    assert size == "9.60 kB"
     with pytest.raises(ArgumentError) as caught:
         plan_of(name, dense="error")
     (problem,) = caught.value.problems
     assert (problem.where, problem.why) == (where, reason)
     assert problem.got == "table: float32[400, 6], updated whole"
     assert ("test_rows_messages" if name in ("in parts", "rescaled") else "test_tables") in where
+
+
+def test_a_warning_may_be_an_error() -> None:
+    """Where the user's filters say so it is raised as it is, and points at the user's line."""
+    inner, make = CASES["norm"]
+    program = sbp.compile(make(sbp.rows(inner)), LINE, in_sbp=([S(0)], sbp.AUTO, [B], [S(0)]))
+    args = *start(sbp.rows(inner)), IDS
+    with pytest.raises(UserWarning, match=r"sbp: sbp\.rows at .*whole table is updated, 9\.60 kB"):
+        program.plan(*args)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        program.plan(*args)
+    assert [(x.category, x.filename) for x in caught] == [(UserWarning, __file__)]
 
 
 def test_a_step_on_rows_alone_is_none() -> None:

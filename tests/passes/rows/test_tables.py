@@ -1,5 +1,6 @@
 """Lazy optimizers: which become steps on rows, why others need the whole table, and their numbers."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import optax
 import pytest
 
 import sbp
-from sbp import B, S
+from sbp import B, S, lazy
 from sbp.hardware.catalogue import BYTES_ONLY, Hardware, Link
 from sbp.passes.physical.program import Compute
 from sbp.runtime.embedding.optimizers import ftrl, rowwise_adagrad
@@ -81,11 +82,16 @@ def compare(
     """Trains on one device and on eight; all that is left must be equal. Returns the plan."""
     program = sbp.compile(step, place, in_sbp=in_sbp, options=sbp.Options(check=True, **options))
     one, many = start(tx), start(tx)
-    plan = program.plan(*many, batch(0))
     plain = jax.jit(step)
-    for seed in range(steps):
-        *one, _ = plain(*one, batch(seed))
-        *many, _ = jax.block_until_ready(program(*many, batch(seed)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plan = program.plan(*many, batch(0))
+        for seed in range(steps):
+            *one, _ = plain(*one, batch(seed))
+            *many, _ = jax.block_until_ready(program(*many, batch(seed)))
+    whole = [note for note in plan.notes if lazy.WHOLE in note]
+    said = [str(x.message) for x in caught if lazy.WHOLE in str(x.message)]
+    assert set(said) == {f'sbp: {note}; sbp.rows(..., dense="error") refuses such a step' for note in whole}
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(many), strict=True):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance / 10)
     return plan
@@ -263,7 +269,7 @@ def test_what_needs_the_whole_table_says_why(tx: Any, step: Callable[..., Any], 
     plan = compare(step, tx, LINE, ([S(0)], sbp.AUTO, [B], [S(0)]))
     assert not updates(plan)
     (note,) = [n for n in plan.notes if n.startswith("sbp.rows at ")]
-    assert "the whole table is updated" in note and reason in note
+    assert lazy.WHOLE in note and reason in note
     assert "test_tables.py:" in note
 
 
