@@ -9,19 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 
 from sbp import lazy
 from sbp.compat import core
-from sbp.compat.untyped import DType
 from sbp.passes.program.control import ADDS, loop_params
 from sbp.passes.program.edit import Editor
 from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, used
 from sbp.passes.rows.gradients import AddedRows, Gradients
 from sbp.passes.rows.lookups import adds_rows
+from sbp.rules.update import added_rows
 
 
 def stack_rows(graph: Graph) -> Graph:
@@ -116,29 +112,15 @@ class _Trip:
         return None
 
 
-def _added_up(shape: Sequence[int], dtype: DType, modes: Sequence[Any], *stacks: jax.Array) -> jax.Array:
-    """The sum of rows in a table of zeros.
-
-    Arguments:
-      stacks: ids and rows of each lookup.
-    """
-    total = jnp.zeros(shape, dtype)
-    for mode, ids, rows in zip(modes, stacks[::2], stacks[1::2], strict=True):
-        total = total.at[ids].add(rows, mode=mode, wrap_negative_indices=False)
-    return total
-
-
 def _handing_out(editor: Editor, loop: Node, sums: Mapping[int, tuple[AddedRows, ...]]) -> list[Node]:
     """A loop that hands out rows in place of their sums, and the ops that add them up."""
     (body,), length = loop.bodies, int(loop.params["length"])
     consts, carry = core.scan_counts(loop.params, len(loop.inputs))
     parts = [part for each in sums.values() for part in each]
-    given = [x for part in parts for x in (part.ids, part.rows)]
-    gone = {consts + k for k in sums}
-    stacks = []
-    for x in given:
-        inside = editor.operand(x)
-        stacks.append(editor.builder.value(core.struct((length, *inside.shape), inside.dtype), "rows"))
+    given = [x for each in sums.values() for x in (*(p.ids for p in each), *(p.rows for p in each))]
+    gone, stacks = {consts + k for k in sums}, list[int]()
+    for x in map(editor.operand, given):
+        stacks.append(editor.builder.value(core.struct((length, *x.shape), x.dtype), "rows"))
     outputs = (*(x for k, x in enumerate(body.outputs) if k not in sums), *given)
     nodes = used((*body.nodes, *(n for part in parts for n in part.made)), outputs)
     inputs = tuple(x for i, x in enumerate(body.inputs) if i not in gone)
@@ -151,11 +133,11 @@ def _handing_out(editor: Editor, loop: Node, sums: Mapping[int, tuple[AddedRows,
             bodies=(Body(inputs, nodes, outputs),),
         )
     ]
-    pairs = iter(zip(stacks[::2], stacks[1::2], strict=True))
+    left = iter(stacks)
     for k, each in sums.items():
         like = editor.operand(loop.outputs[k])
-        run = partial(_added_up, like.shape, like.dtype, [part.mode for part in each])
-        ops, results = editor.emit(run, [x for _ in each for x in next(pairs)], loop.source)
+        run = partial(added_rows, like.shape, like.dtype, [part.mode for part in each])
+        ops, results = editor.emit(run, [next(left) for _ in range(2 * len(each))], loop.source)
         editor.substitute([loop.outputs[k]], results)
         made += ops
     return made

@@ -17,6 +17,7 @@ from sbp.communication.update import parted, sum_rows_communication, sum_rows_he
 from sbp.compat import core
 from sbp.rules.entry import Op, Row
 from sbp.rules.registry import rule
+from sbp.rules.update import added_rows
 from sbp.signature import B, P, Signature, Split
 
 
@@ -38,11 +39,7 @@ def sum_rows(
       measure: what each element counts; zero counts nothing.
       modes, grouped, capacity, wire_dtype, samples: as of `sbp_update_rows`.
     """
-    _, ids, rows = parted(rest, len(modes))
-    grad = jnp.zeros(table.shape, rows[0].dtype)
-    for i, r, mode in zip(ids, rows, modes, strict=True):
-        grad = grad.at[i].add(r, mode=mode, wrap_negative_indices=False)
-    return [jnp.sum(measure(grad))]
+    return [jnp.sum(measure(added_rows(table.shape, rest[-1].dtype, modes, *rest)))]
 
 
 sum_rows_p = core.make_op("sbp_sum_rows", sum_rows)

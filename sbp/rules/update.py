@@ -15,10 +15,24 @@ import jax.numpy as jnp
 from sbp.communication.key_samples import KeySample
 from sbp.communication.update import parted, update_communication, update_held, update_local
 from sbp.compat import core
+from sbp.compat.untyped import DType
 from sbp.lazy import Update, by_row, dense
 from sbp.rules.entry import Op, Row
 from sbp.rules.registry import rule
 from sbp.signature import B, Signature, Split
+
+
+def added_rows(shape: Sequence[int], dtype: DType, modes: Sequence[Any], *given: jax.Array) -> jax.Array:
+    """A table of zeros with the rows of lookups added.
+
+    Arguments:
+      modes: per lookup, what happens to ids that are out of bounds.
+      given: the ids of each lookup, then its rows.
+    """
+    total = jnp.zeros(shape, dtype)
+    for ids, rows, mode in zip(given[: len(modes)], given[len(modes) :], modes, strict=True):
+        total = total.at[ids].add(rows, mode=mode, wrap_negative_indices=False)
+    return total
 
 
 def update_rows(
@@ -46,9 +60,7 @@ def update_rows(
       capacity, wire_dtype, samples: of the exchange.
     """
     s, ids, rows = parted(rest, len(modes))
-    grad = jnp.zeros(table.shape, rows[0].dtype)
-    for i, r, mode in zip(ids, rows, modes, strict=True):
-        grad = grad.at[i].add(r, mode=mode, wrap_negative_indices=False)
+    grad = added_rows(table.shape, rows[0].dtype, modes, *ids, *rows)
     param = [table] if update.has_param else []
     added, *state = dense(grad, *s, *param, update=update)
     return [table + added.astype(table.dtype), *state]

@@ -82,8 +82,18 @@ SAMPLES = [
 ]
 
 
-def summed(*ids: Any, modes: Sequence[Any], **options: Any) -> Sample:
-    """The sum of the squares of a gradient by rows."""
+def square(rows: Any) -> Any:
+    """What counts for a norm."""
+    return rows * rows
+
+
+def above(rows: Any) -> Any:
+    """What counts for a check."""
+    return (rows > 3).astype(np.int32)
+
+
+def summed(*ids: Any, modes: Sequence[Any], measure: Any = square, **options: Any) -> Sample:
+    """A sum over a gradient by rows."""
     capacity, grouped = options.pop("capacity", None), options.pop("grouped", False)
     label = f"{len(ids)}-{capacity}-{'grouped' if grouped else ''}{options.get('groups', '')}"
 
@@ -91,7 +101,7 @@ def summed(*ids: Any, modes: Sequence[Any], **options: Any) -> Sample:
         return sum_rows_p.bind(
             table,
             *operands,
-            measure=jnp.square,
+            measure=measure,
             modes=tuple(modes),
             grouped=grouped,
             capacity=capacity,
@@ -105,7 +115,7 @@ def summed(*ids: Any, modes: Sequence[Any], **options: Any) -> Sample:
 
 SAMPLES += [
     summed(IDS, modes=[FILL], pairs=2),
-    summed(IDS, modes=[CLIP], capacity=1),
+    summed(IDS, modes=[CLIP], capacity=1, measure=above),
     summed(IDS, IDS[:, 0], modes=[FILL, CLIP]),
     summed(GROUPS, modes=[FILL], grouped=True, groups=(5,)),
 ]
