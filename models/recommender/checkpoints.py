@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -96,11 +95,7 @@ def _places(tables: Collection) -> dict[str, NDArray[np.int64]]:
     """Of each stack, the row of every id of every table, in the order of the tables."""
     out = {}
     for name, stack in tables.stacks.items():
-        found = []
-        for part in sorted(stack.parts, key=lambda part: part.name):
-            at = np.broadcast_arrays(*stack.at(part, jnp.arange(part.rows, dtype=np.int32)))
-            found.append(np.ravel_multi_index(at, stack.shape[:-1]))
-        out[name] = np.concatenate(found)
+        out[name] = np.concatenate([np.asarray(stack.row_map.every(n)) for n in sorted(stack.row_map.names)])
     return out
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import zlib
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -10,15 +9,21 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
+from numpy.typing import NDArray
 
-from sbp.compat.untyped import DType
+from sbp.compat.untyped import DType, PyTree
 from sbp.errors import EmbeddingError, Problem
+from sbp.notation.resolve import to_partition_spec
 from sbp.placement import Placement, as_placement
 from sbp.runtime.embedding.groups import TableStack
+from sbp.runtime.embedding.initial import Stack, initial_stacks
 from sbp.runtime.embedding.inputs import Entry, GivenIds, check_inputs, entries
 from sbp.runtime.embedding.keys import check_ids, problem
-from sbp.runtime.embedding.stacks import RowStack, StoredPart
+from sbp.runtime.embedding.row_access import read_rows, write_rows
+from sbp.runtime.embedding.row_map import RowMap
+from sbp.runtime.embedding.stacks import RowStack, lookup
 from sbp.runtime.embedding.tables import (
     FeatureConfig,
     RowWise,
@@ -31,7 +36,6 @@ from sbp.signature import B, Signature, Split
 
 Params: TypeAlias = Mapping[str, jax.Array]
 """Stack -> its array."""
-Stack: TypeAlias = RowStack | TableStack
 
 MAX_MULTIPLE = 1 << 15
 DIGITS = 6
@@ -73,14 +77,26 @@ class Collection:
         object.__setattr__(self, "tables", unique_tables(self.features))
         object.__setattr__(self, "stacks", _stacks(self.tables, self.spread, self.multiple))
 
-    def init(self, key: jax.Array) -> dict[str, jax.Array]:
-        """Initial parameters, one array per stack.
+    def init(
+        self,
+        key: jax.Array,
+        placement: Placement | jax.sharding.Mesh | None = None,
+        axes: Sequence[str] | None = None,
+    ) -> dict[str, jax.Array]:
+        """Initial parameters, one array per stack; each device makes its own rows.
 
-        A table's values depend only on the key and the table's name, not on other tables, stacks or devices.
+        A row depends only on the key, the table's name and its id, not on other tables, stacks or devices: an
+        initializer is called for one row, with shape `(1, embedding_dim)` and a key of that row.
+
+        Arguments:
+          placement, axes: as of `in_sbp`; None for whole arrays on one device, which may be traced.
+
+        Raises:
+          EmbeddingError: as `in_sbp`, or if an initializer does not make one row.
         """
-        parts = [part for stack in self.stacks.values() for part in stack.parts]
-        named = {p.name: p.initial(jax.random.fold_in(key, zlib.crc32(p.name.encode()))) for p in parts}
-        return self.stack(named)
+        return initial_stacks(
+            self.stacks, key, None if placement is None else self.shardings(placement, axes)
+        )
 
     def stack(self, tables: Mapping[str, jax.Array], dtype: DType | None = None) -> dict[str, jax.Array]:
         """Parameters from one array per table, `{table: [vocabulary_size, dim]}`: the inverse of `unstack`.
@@ -108,16 +124,17 @@ class Collection:
                     fix = "as unstack(params) gives it"
                     found.append(problem(f"table {part.name!r}", got, legal, why, fix))
         _raise(found)
-        return {name: stack.join(tables, dtype) for name, stack in self.stacks.items()}
+        return {name: _joined(stack, tables, dtype) for name, stack in self.stacks.items()}
 
     def unstack(self, params: Params) -> dict[str, jax.Array]:
-        """Splits parameters into one array per table, with row `i` for id `i`: for checkpoints.
+        """Splits parameters into one array per table, with row `i` for id `i`, whole on every device.
 
         It takes any tree with one array per stack whose first axis is the rows, such as an optimizer's state.
-        A quotient-remainder table gives two arrays, `name.quotient` and `name.remainder`.
+        A quotient-remainder table gives two arrays, `name.quotient` and `name.remainder`. `read` gives some
+        rows of tables that no device could hold.
         """
         self._check(params, rows_alone=True)
-        return {name: rows for s in self.stacks.values() for name, rows in s.separate(params[s.name]).items()}
+        return {n: rows for s in self.stacks.values() for n, rows in _separated(s, params[s.name]).items()}
 
     def check(self, inputs: Mapping[str, GivenIds]) -> Mapping[str, GivenIds]:
         """Checks every id and weight of a batch on the host, and gives the ids as int32.
@@ -161,25 +178,51 @@ class Collection:
             out |= stack.pooled(stack.gather(params[name], stack.rows(own)), own)
         return {f.name: out[f.name] for f in self.features}
 
-    def assign(self, params: Params, table: str, ids: ArrayLike, values: ArrayLike) -> dict[str, jax.Array]:
-        """Replaces some rows of one table, such as those that a `Vocabulary` gave to new keys.
-
-        It takes any tree with one array per stack whose axes begin with those of the stack, such as the
-        moments of an optimizer. All other rows stay.
+    def read(self, tree: PyTree, table: str, ids: ArrayLike) -> PyTree:
+        """Some rows of one table, of every array that has a line per row.
 
         Arguments:
+          tree: parameters, an optimizer's state, or both: what has the name of a stack in its path and as
+            many lines is that stack's.
           table: a table's name, or `name.quotient`, `name.remainder`.
           ids: `[n]`, on the host.
-          values: `[n, dim]`, or values that broadcast to it.
+
+        Returns:
+          the tree with `[n, ...]` for arrays of the table's stack, and None for all other leaves.
 
         Raises:
           EmbeddingError: if there is no such table, or an id is out of range.
         """
-        stack, part = self._part(table)
-        checked = check_ids(ids, part.rows, f"assign(..., {table!r}, ids)").astype(np.int32)
-        array = jnp.asarray(params[stack.name])
-        new = array.at[stack.at(part, jnp.asarray(checked))].set(jnp.asarray(values, array.dtype))
-        return {**params, stack.name: new}
+        where = f"read(..., {table!r}, ids)"
+        return read_rows(tree, self.row_maps, self.stack_of(table), self._rows_of(where, table, ids))
+
+    def write(self, tree: PyTree, table: str, ids: ArrayLike, rows: PyTree) -> PyTree:
+        """Replaces some rows of one table, such as those that a `Vocabulary` gave to new keys; others stay.
+
+        The arrays are donated: a large table is changed in place, and the old tree must not be used again.
+
+        Arguments:
+          tree, table: as of `read`.
+          ids: `[n]`, on the host, none twice.
+          rows: lines `[n, ...]`, or what broadcasts to them, in a tree like that of `read`; what it lacks
+            stays. An array alone stands for the only one.
+
+        Raises:
+          EmbeddingError: if there is no such table, an id is out of range or there twice, or rows have
+            another shape or place.
+        """
+        where = f"write(..., {table!r}, ids)"
+        at = self._rows_of(where, table, ids)
+        if np.unique(at).size < at.size:
+            why, fix = "of two rows for one id it is not defined which one stays", "each id once"
+            got = f"{at.size - np.unique(at).size} ids more than once"
+            raise EmbeddingError(problem(where, got, "distinct ids", why, fix))
+        return write_rows(tree, self.row_maps, self.stack_of(table), at, rows)
+
+    @property
+    def row_maps(self) -> dict[str, RowMap]:
+        """In which row of each stack an id is."""
+        return {name: stack.row_map for name, stack in self.stacks.items()}
 
     def in_sbp(
         self, placement: Placement | jax.sharding.Mesh, axes: Sequence[str] | None = None
@@ -210,13 +253,33 @@ class Collection:
         _raise(found)
         return out
 
-    def _part(self, name: str) -> tuple[Stack, StoredPart]:
-        known = {p.name: (s, p) for s in self.stacks.values() for p in s.parts}
-        if name not in known:
-            legal, why = ", ".join(map(repr, known)), "rows are assigned table by table"
-            where = "assign(params, table, ...)"
-            raise EmbeddingError(problem(where, f"{name!r}", legal, why, "the name in its TableConfig"))
-        return known[name]
+    def shardings(
+        self, placement: Placement | jax.sharding.Mesh, axes: Sequence[str] | None = None
+    ) -> dict[str, NamedSharding]:
+        """The same as shardings of JAX."""
+        placed = as_placement(placement, "shardings(placement)")
+        lies = self.in_sbp(placed, axes)
+        specs = {n: to_partition_spec(nd, len(self.stacks[n].shape), placed) for n, nd in lies.items()}
+        return {name: NamedSharding(placed.mesh, spec) for name, spec in specs.items()}
+
+    def stack_of(self, table: str) -> str:
+        """The name of the stack that a table is in.
+
+        Raises:
+          EmbeddingError: if there is no such table.
+        """
+        known = {n: stack for stack, rows in self.row_maps.items() for n in rows.names}
+        if table not in known:
+            legal, why = ", ".join(map(repr, known)), "a collection has the tables of its features"
+            fix = "the name in its TableConfig"
+            raise EmbeddingError(problem("Collection", f"table {table!r}", legal, why, fix))
+        return known[table]
+
+    def _rows_of(self, where: str, table: str, ids: ArrayLike) -> NDArray[np.int32]:
+        """The rows of some ids of a table in its stack."""
+        rows = self.stacks[self.stack_of(table)].row_map
+        checked = check_ids(ids, rows.rows[rows.names.index(table)], where).astype(np.int32).reshape(-1)
+        return np.asarray(rows.row(table, jnp.asarray(checked)))
 
     def _check(self, params: Params, rows_alone: bool = False) -> None:
         """Refuses parameters of another collection.
@@ -233,6 +296,25 @@ class Collection:
                 fix = "params from init(key); tables of another collection go through unstack and stack"
                 found.append(problem(f"params[{name!r}]", got, f"{stack.shape}", why, fix))
         _raise(found)
+
+
+def _joined(stack: Stack, tables: Mapping[str, jax.Array], dtype: DType | None) -> jax.Array:
+    """The array of a stack, of the rows of each table by name; rows of nobody are zero."""
+    rows = stack.row_map
+    given = [jnp.asarray(tables[name], dtype or stack.tables[0].dtype) for name in rows.names]
+    at = jnp.concatenate([rows.every(name) for name in rows.names])
+    rest = given[0].shape[1:]
+    flat = jnp.zeros((rows.size, *rest), given[0].dtype).at[at].set(jnp.concatenate(given))
+    # A state of one number per row has all groups in one dim.
+    return flat.reshape(*rows.lead, *rest) if rest else flat
+
+
+def _separated(stack: Stack, array: jax.Array) -> dict[str, jax.Array]:
+    """The inverse of `_joined`."""
+    rows = stack.row_map
+    if array.shape[: len(rows.lead)] == rows.lead:
+        array = array.reshape(rows.size, *array.shape[len(rows.lead) :])
+    return {name: lookup(array, rows.every(name)) for name in rows.names}
 
 
 def _raise(found: Sequence[Problem]) -> None:

@@ -14,6 +14,7 @@ from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.inputs import Entry
 from sbp.runtime.embedding.keys import problem
 from sbp.runtime.embedding.pooling import counts, divided
+from sbp.runtime.embedding.row_map import RowMap, map_of
 from sbp.runtime.embedding.stacks import StoredPart, lookup, parts_of
 from sbp.runtime.embedding.tables import TableConfig, TableWise
 from sbp.runtime.lower.reference_interpreter import Tensor
@@ -79,28 +80,12 @@ class TableStack:
         """Groups are dealt out."""
         return (0,)
 
-    def join(self, parts: Mapping[str, jax.Array], dtype: DType | None = None) -> jax.Array:
-        """The array, of the rows of each table by name; rows of nobody are zero."""
-        _, height, _ = self.shape
-        dtype, rest = dtype or self.tables[0].dtype, np.shape(parts[self.parts[0].name])[1:]
-        blocks = []
-        for group in self.members:
-            block = [jnp.asarray(parts[p.name], dtype) for p in group]
-            free = height - sum(p.rows for p in group)
-            blocks.append(jnp.concatenate([*block, jnp.zeros((free, *rest), dtype)]))
-        # A state of one number per row has all groups in one dim.
-        return jnp.stack(blocks) if rest else jnp.concatenate(blocks)
-
-    def separate(self, array: jax.Array) -> dict[str, jax.Array]:
-        """The inverse of `join`."""
+    @property
+    def row_map(self) -> RowMap:
+        """Where the rows of each table lie."""
         groups, height, _ = self.shape
-        if array.shape[0] != groups or array.ndim == 1:
-            array = array.reshape(groups, height, *array.shape[1:])
-        return {
-            p.name: array[g, p.begin : p.begin + p.rows]
-            for g, group in enumerate(self.members)
-            for p in group
-        }
+        named = [(p, g * height) for g, group in enumerate(self.members) for p in group]
+        return map_of((groups, height), [(p.name, p.rows, first + p.begin) for p, first in named], 1)
 
     def _slots(self, entries: Sequence[Entry]) -> list[list[tuple[Entry, StoredPart]]]:
         """The features of each group, with their table."""
@@ -163,8 +148,3 @@ class TableStack:
                 out[e.feature.name] = one.astype(vectors.dtype)
                 e.feature.check_shape("output", one.shape, e.feature.output_shape)
         return out
-
-    def at(self, part: StoredPart, ids: jax.Array) -> tuple[ArrayLike, ...]:
-        """The index into the array of some rows of a table."""
-        (group,) = (g for g, parts in enumerate(self.members) if part in parts)
-        return np.int32(group), ids + np.int32(part.begin)

@@ -1,7 +1,7 @@
 """Stacks: the tables of one width as one array, so that all their features are one lookup."""
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -9,13 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from sbp.compat.untyped import DType
 from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.inputs import Entry
 from sbp.runtime.embedding.keys import LIMITS, problem
+from sbp.runtime.embedding.row_map import RowMap, map_of
 from sbp.runtime.embedding.tables import ColumnWise, Replicated, RowWise, TableConfig
-
-GOLDEN = (5**0.5 - 1) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +34,6 @@ class StoredPart:
     rows: int
     begin: int
 
-    def initial(self, key: jax.Array) -> jax.Array:
-        """The initial rows `[rows, dim]`."""
-        values = self.table.initializer(key, (self.rows, self.table.embedding_dim), self.table.dtype)
-        return self.table.compression.initial(self.suffix, values)
-
 
 def parts_of(tables: Sequence[TableConfig]) -> tuple[StoredPart, ...]:
     """The parts of some tables, one after the other."""
@@ -51,52 +44,6 @@ def parts_of(tables: Sequence[TableConfig]) -> tuple[StoredPart, ...]:
             parts.append(StoredPart(table.name + suffix, table, suffix, rows, begin))
             begin += rows
     return tuple(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A bijection of positions `0..size - 1` to rows, which deals neighbours out to contiguous chunks.
-
-    Ids are often sorted by frequency, so that the first rows of each table have most of the work. Positions
-    step through the chunks by the golden ratio, so any few neighbours are far apart, whatever the number of
-    devices; and one chunk further for each round, so that tables of equal size do not begin in the same
-    chunk.
-
-    Arguments:
-      size: a multiple of `chunks`.
-      chunks: how many, of equal size; at most 2**15, for int32 products. One leaves all where it is.
-    """
-
-    size: int
-    chunks: int
-
-    @property
-    def step(self) -> int:
-        """The number nearest to the golden section of `chunks` that has no divisor in common with it."""
-        wanted = round(self.chunks * GOLDEN)
-        return min(
-            (n for n in range(1, self.chunks + 1) if math.gcd(n, self.chunks) == 1),
-            key=lambda n: (abs(n - wanted), n),
-        )
-
-    def row(self, position: jax.Array) -> jax.Array:
-        """The row of a position; int32."""
-        if self.chunks == 1:
-            return position
-        chunks, step, height = (np.int32(n) for n in (self.chunks, self.step, self.size // self.chunks))
-        turn, place = jax.lax.div(position, chunks), jax.lax.rem(position, chunks)
-        chunk = jax.lax.rem((place + jax.lax.rem(turn, chunks)) * step, chunks)
-        return chunk * height + turn
-
-    def position(self, row: jax.Array) -> jax.Array:
-        """The position of a row; int32."""
-        if self.chunks == 1:
-            return row
-        chunks, height = np.int32(self.chunks), np.int32(self.size // self.chunks)
-        back = np.int32(pow(self.step, -1, self.chunks))
-        chunk, turn = jax.lax.div(row, height), jax.lax.rem(row, height)
-        place = jax.lax.rem(chunk * back - jax.lax.rem(turn, chunks) + chunks, chunks)
-        return turn * chunks + place
 
 
 def lookup(stack: jax.Array, rows: jax.Array) -> jax.Array:
@@ -144,7 +91,7 @@ class RowStack:
     def meaning(self) -> Hashable:
         """What the rows of the array are."""
         parts = tuple((p.name, p.rows, p.begin) for p in self.parts)
-        return parts, self.shape, self.multiple if self.spread else 1
+        return parts, self.shape, self.chunks
 
     @property
     def split_dims(self) -> tuple[int, ...]:
@@ -152,24 +99,14 @@ class RowStack:
         return {RowWise: (0,), ColumnWise: (1,), Replicated: ()}[type(self.placement)]
 
     @property
-    def order(self) -> Spread:
-        """Where positions lie."""
-        return Spread(self.shape[0], self.multiple if self.spread else 1)
+    def row_map(self) -> RowMap:
+        """Where the rows of each table lie."""
+        return map_of(self.shape[:1], [(p.name, p.rows, p.begin) for p in self.parts], self.chunks)
 
-    def join(self, parts: Mapping[str, jax.Array], dtype: DType | None = None) -> jax.Array:
-        """The array, of the rows of each part by name; rows of nobody are zero."""
-        size, _ = self.shape
-        whole = jnp.concatenate([jnp.asarray(parts[p.name], dtype or p.table.dtype) for p in self.parts])
-        whole = jnp.pad(whole, ((0, size - whole.shape[0]), *[(0, 0)] * (whole.ndim - 1)))
-        if not self.spread:
-            return whole
-        return lookup(whole, self.order.position(jnp.arange(size, dtype=np.int32)))
-
-    def separate(self, array: jax.Array) -> dict[str, jax.Array]:
-        """The inverse of `join`."""
-        if self.spread:
-            array = lookup(array, self.order.row(jnp.arange(self.shape[0], dtype=np.int32)))
-        return {p.name: array[p.begin : p.begin + p.rows] for p in self.parts}
+    @property
+    def chunks(self) -> int:
+        """How many chunks of rows neighbours are dealt out to."""
+        return self.multiple if self.spread else 1
 
     def rows(self, entries: Sequence[Entry]) -> jax.Array:
         """The rows of all ids, `[batch, hotness of all]`, of ragged bags flat; out of bounds for none."""
@@ -190,8 +127,8 @@ class RowStack:
 
     def _rows(self, ids: jax.Array, begin: ArrayLike, height: ArrayLike) -> jax.Array:
         """The rows of ids of the parts that begin at `begin`; past the end for those that no part has."""
-        present = (ids >= 0) & (ids < height)
-        return jnp.where(present, self.order.row(jnp.where(present, ids, 0) + begin), np.int32(self.shape[0]))
+        spread, present = self.row_map.spread, (ids >= 0) & (ids < height)
+        return jnp.where(present, spread.row(jnp.where(present, ids, 0) + begin), np.int32(self.shape[0]))
 
     def gather(self, array: jax.Array, rows: jax.Array) -> jax.Array:
         """The vectors of some rows: the one lookup."""
@@ -213,7 +150,3 @@ class RowStack:
             out[e.feature.name] = e.pool(e.feature.table.compression.join(pieces))
             begin += count * width
         return out
-
-    def at(self, part: StoredPart, ids: jax.Array) -> tuple[jax.Array, ...]:
-        """The index into the array of some rows of a part."""
-        return (self.order.row(ids + np.int32(part.begin)),)

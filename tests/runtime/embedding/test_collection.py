@@ -235,7 +235,7 @@ def test_a_vocabulary_resets_what_it_reassigns(placement: Any) -> None:
     words = Vocabulary(3, LeastRecentlyUsed())
     for keys in ([10, 20, 30], [20, 30], [40]):
         found = words.lookup(keys)
-        params = c.assign(params, "b", found.new_rows, initial_rows(0, found.new_keys, 4))
+        params = c.write(params, "b", found.new_rows, initial_rows(0, found.new_keys, 4))
     out = c(params, {"a": words.find([20, 40]), "b": words.find([20, 40])})
     np.testing.assert_array_equal(out["b"], initial_rows(0, [20, 40], 4))
     np.testing.assert_array_equal(c.unstack(params)["a"], c.unstack(before)["a"])

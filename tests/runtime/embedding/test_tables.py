@@ -11,7 +11,7 @@ from sbp import B, S, placement
 from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.collection import Collection
 from sbp.runtime.embedding.groups import packed
-from sbp.runtime.embedding.stacks import Spread
+from sbp.runtime.embedding.row_map import Spread
 from sbp.runtime.embedding.tables import (
     ColumnWise,
     FeatureConfig,

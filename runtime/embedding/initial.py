@@ -1,0 +1,127 @@
+"""The initial rows of stacks: each device makes its own, a piece at a time, and nothing else."""
+
+import math
+import zlib
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.typing import ArrayLike
+
+from sbp.compat.untyped import partition_spec
+from sbp.errors import EmbeddingError
+from sbp.runtime.embedding.groups import TableStack
+from sbp.runtime.embedding.keys import problem
+from sbp.runtime.embedding.shards import Shard, on_shards, whole_shard
+from sbp.runtime.embedding.stacks import RowStack, StoredPart
+from sbp.runtime.embedding.tables import TableConfig
+
+Stack: TypeAlias = RowStack | TableStack
+PIECE_BYTES = 1 << 20
+"""Of a piece of a table that is made at once."""
+
+
+def initial_stacks(
+    stacks: Mapping[str, Stack], key: jax.Array, shardings: Mapping[str, NamedSharding] | None = None
+) -> dict[str, jax.Array]:
+    """The initial arrays of stacks.
+
+    Arguments:
+      shardings: of the arrays; None for whole ones, which may be traced.
+
+    Raises:
+      EmbeddingError: if an initializer does not make one row from one key.
+    """
+    if shardings is None:
+        return {name: _made(s, whole_shard(s.row_map.lead, s.shape), key) for name, s in stacks.items()}
+    nothing = partition_spec()
+
+    def every(key: jax.Array) -> dict[str, jax.Array]:
+        return {
+            name: on_shards(
+                partial(_made, s), s.row_map.lead, s.shape, shardings[name], [nothing], shardings[name].spec
+            )(key)
+            for name, s in stacks.items()
+        }
+
+    found: dict[str, jax.Array] = jax.jit(every)(key)
+    return found
+
+
+def initial_rows(stack: Stack, key: jax.Array, row: jax.Array) -> jax.Array:
+    """The initial values of some rows of a stack, `[n] -> [n, dim]`; zeros for rows of nobody.
+
+    A row depends on the key, the name of its table and its id alone.
+    """
+    by_name = {p.name: p for p in stack.parts}
+    parts = [by_name[name] for name in stack.row_map.names]
+    part, ids = stack.row_map.owner(row)
+    of_table = jnp.stack([jax.random.fold_in(key, zlib.crc32(p.name.encode())) for p in parts])
+    keys = jax.vmap(jax.random.fold_in)(of_table[jnp.maximum(part, 0)], ids)
+    out = jnp.zeros((row.shape[0], stack.shape[-1]), stack.tables[0].dtype)
+    for recipe, made in _recipes(parts).items():
+        flags = jnp.asarray(made)[part]
+        # A piece of a large table has rows of few tables: what makes the others need not run.
+        out = lax.cond(flags.any(), partial(_put, recipe), lambda out, *_: out, out, flags, keys)
+    return out
+
+
+# -- inside
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """How rows are made: one for all tables that are made alike."""
+
+    table: TableConfig
+    suffix: str
+
+    def __call__(self, key: jax.Array) -> jax.Array:
+        """One row, `[dim]`."""
+        values = self.table.initializer(key, (1, self.table.embedding_dim), self.table.dtype)
+        wanted = (1, self.table.embedding_dim)
+        if np.shape(values) != wanted:
+            why = "every row is made by itself, of its own key, on the device that has it"
+            fix = "an initializer of jax.nn.initializers; rows that are known go through write"
+            raise EmbeddingError(
+                problem(
+                    f"the initializer of {self.table.name!r}", f"{np.shape(values)}", f"{wanted}", why, fix
+                )
+            )
+        return self.table.compression.initial(self.suffix, values)[0]
+
+
+def _recipes(parts: Sequence[StoredPart]) -> dict[_Recipe, list[bool]]:
+    """How rows are made, and of which parts; behind the last one stand the rows of nobody."""
+    found = dict[Hashable, _Recipe]()
+    alike: list[Hashable] = [(p.table.initializer, p.table.compression, p.suffix) for p in parts]
+    for likeness, p in zip(alike, parts, strict=True):
+        found.setdefault(likeness, _Recipe(p.table, p.suffix))
+    return {recipe: [*(a == likeness for a in alike), False] for likeness, recipe in found.items()}
+
+
+def _put(recipe: _Recipe, out: jax.Array, flags: jax.Array, keys: jax.Array) -> jax.Array:
+    return jnp.where(flags[:, None], jax.vmap(recipe)(keys), out)
+
+
+def _made(stack: Stack, shard: Shard, key: jax.Array) -> jax.Array:
+    """The initial rows of a shard, piece by piece: no more than that is held beside them."""
+    *lead, columns = shard.shape
+    n = math.prod(lead)
+    rows = max(1, min(n, PIECE_BYTES // (stack.shape[-1] * stack.tables[0].dtype.itemsize)))
+
+    def piece(i: ArrayLike, out: jax.Array) -> jax.Array:
+        begin = jnp.minimum(i * np.int32(rows), np.int32(n - rows))  # the last one overlaps
+        values = initial_rows(stack, key, shard.rows(begin + lax.iota(np.int32, rows)))
+        own = lax.dynamic_slice_in_dim(values, shard.first[-1], columns, axis=1)
+        return lax.dynamic_update_slice_in_dim(out, own, begin, 0)
+
+    out = jnp.zeros((n, columns), stack.tables[0].dtype)
+    made: jax.Array = lax.fori_loop(0, -(-n // rows), piece, out)
+    return made.reshape(shard.shape)
