@@ -28,7 +28,6 @@ from sbp.runtime.embedding import (
 )
 from sbp.runtime.embedding.optimizers import ftrl, rowwise_adagrad
 from sbp.runtime.embedding.tables import TableLayout
-from sbp.signature import Signature, Split
 
 PyTree: TypeAlias = Any
 
@@ -138,6 +137,15 @@ class Learner:
             "dense": self.optimizer.init(params["dense"]),
         }
 
+    def start(self, key: jax.Array, placement: Placement) -> tuple[PyTree, PyTree]:
+        """The same parameters and state on devices, each of which makes its own rows of the tables."""
+        tables, dense = jax.random.split(key)
+        made = jax.jit(self.model.init, static_argnums=1)(dense, self.inputs)
+        params = {"tables": self.tables.init(tables, placement), "dense": made}
+        state = jax.eval_shape(self.init_state, params)
+        shardings = self.tables.shardings(placement, like=state)
+        return params, jax.jit(self.init_state, out_shardings=shardings)(params)
+
     def scores(self, params: PyTree, batch: Batch) -> jax.Array:
         """The score of each example, `[batch]`; labels are not looked at, keys are rows of tables."""
         keys, dense = jnp.asarray(batch.keys), jnp.asarray(batch.dense)
@@ -170,21 +178,7 @@ class Learner:
         whole = [B] * placement.ndim
         if layout == "auto":
             return {"tables": AUTO, "dense": whole}, {"tables": AUTO, "dense": whole}, batch
-        tables = self.tables.in_sbp(placement)
         params = jax.eval_shape(self.init, jax.random.key(0))
-        rows = jax.eval_shape(lambda p: jax.tree.map(_by_rows, p["tables"]), params)
         state = jax.eval_shape(self.init_state, params)["tables"]
-        lying = {
-            name: jax.tree.map(partial(_as_table, rows[name].shape, tables[name]), state[name])
-            for name in tables
-        }
-        return {"tables": tables, "dense": whole}, {"tables": lying, "dense": whole}, batch
-
-
-def _as_table(shape: tuple[int, ...], table: Sequence[Signature], leaf: Any) -> list[Signature]:
-    """How a leaf of a table's state lies: as the table, along the dims that it shares with it."""
-
-    def shared(s: Signature) -> bool:
-        return isinstance(s, Split) and leaf.shape[s.dim : s.dim + 1] == shape[s.dim : s.dim + 1]
-
-    return [s if shared(s) else B for s in table]
+        lies = [self.tables.in_sbp(placement, like=tree) for tree in (params["tables"], state)]
+        return {"tables": lies[0], "dense": whole}, {"tables": lies[1], "dense": whole}, batch

@@ -18,7 +18,7 @@ import sbp
 from models import train
 from models.recommender import feed, logistic
 from models.recommender.batch import Batch
-from models.recommender.checkpoints import Stacking, TableCheckpoints
+from models.recommender.checkpoints import checkpoints
 from models.recommender.feed import Data
 from models.recommender.layers import Inputs
 from models.recommender.layout import CRITEO, PREPARED
@@ -64,7 +64,7 @@ class Result:
     """What a run leaves.
 
     Arguments:
-      params: of the model, as host arrays.
+      params: of the model, on their devices.
       losses: of the steps of this run.
       plan: of the train step.
       scores: by the name of who predicted: the model, and what it is compared with; none where training was
@@ -231,18 +231,17 @@ class Run:
         self.say(plan, end="\n\n")
 
         copy = feed.copy_to(step.in_shardings[2])
-        runs = train.checkpoints(self.args, self._checkpoints)
+        runs = train.checkpoints(self.args, partial(checkpoints, learner=self.learner))
         saving = {"checkpoint": runs, "save_every": self.args.save_every, "log": train.logs(self.args)}
         done = self.trained(step, start, copy, str(self.placement), self.args.steps, **saving)
         losses = [row["loss"] for row in done.history]
-        params = sbp.to_host(done.state[0])
-        result = Result(params, losses, plan, {}, None, done.step - len(losses))
+        result = Result(done.state[0], losses, plan, {}, None, done.step - len(losses))
         if not losses:
             self.say(f"no training: the checkpoint is of step {done.step}, and --steps {self.args.steps}\n")
         if not done.is_done:
             self.say("asked to end; --resume goes on")
             return result
-        difference = self.compared(step, start, copy) if self.args.check else None
+        difference = self.compared(step, copy) if self.args.check else None
 
         scorer = sbp.compile(self.learner.scores, self.placement, in_sbp=(in_sbp[0], in_sbp[2]))
         placed, _ = scorer.place(done.state[0], copy(batch))
@@ -252,13 +251,9 @@ class Run:
         _show(scores, self.data.name, self.say)
         return replace(result, scores=scores, difference=difference)
 
-    def _checkpoints(self, path: str | Path) -> sbp.Checkpoints:
-        return TableCheckpoints(path, self.learner, Stacking(self.args.table, self.placement.size))
-
     def _start(self) -> tuple[PyTree, PyTree]:
-        """The first parameters and optimizer state, as host arrays."""
-        params = jax.jit(self.learner.init)(jax.random.key(self.args.seed))
-        return jax.device_get((params, jax.jit(self.learner.init_state)(params)))
+        """The first parameters and optimizer state; no device holds more than its share of the tables."""
+        return self.learner.start(jax.random.key(self.args.seed), self.placement)
 
     def _flow(
         self, sources: Sequence[feed.Source], cut: feed.Cut, copy: feed.Copy, name: str, skip: int
@@ -305,15 +300,13 @@ class Run:
         pace.end(batches, self.args.batch)
         return params, losses
 
-    def compared(
-        self, step: sbp.Program[..., Any], start: tuple[PyTree, PyTree], copy: feed.Copy
-    ) -> train.Difference:
+    def compared(self, step: sbp.Program[..., Any], copy: feed.Copy) -> train.Difference:
         """The first steps once more, distributed and on one device, and how far apart these two end.
 
         In 64 bits: Adam and Adagrad divide a gradient by its own size, and a ReLU has a corner, so the
         rounding of 32 bits grows within some tens of steps to differences that say nothing.
         """
-        steps = min(self.args.steps, CHECKED)
+        steps, start = min(self.args.steps, CHECKED), sbp.to_host(self._start())
         with jax.enable_x64(True):
             params, state = (jax.tree.map(_doubled, tree) for tree in start)
             done = self.trained(step, (params, state), copy, f"{self.placement}, in 64 bits", steps)

@@ -34,6 +34,12 @@ class Selection:
         """The state in the precision that is wanted."""
         return state if self.dtype is None else jax.tree.map(self._converted, state)
 
+    def retyped(self, like: Leaf) -> Leaf:
+        """What is wanted of a leaf that is read apart: with the precision that is wanted."""
+        if self.dtype is None or not jnp.issubdtype(like.dtype, jnp.floating):
+            return like
+        return struct(like.shape, self.dtype, sharding=getattr(like, "sharding", None))
+
     def _converted(self, x: Leaf) -> Leaf:
         dtype = getattr(x, "dtype", None)
         if dtype is None or dtype == self.dtype or not jnp.issubdtype(dtype, jnp.floating):
@@ -41,29 +47,42 @@ class Selection:
         return x.astype(self.dtype)
 
 
-def selection(
-    path: Path,
-    leaves: Sequence[LeafRecord],
-    like: object,
-    only: str | int | Sequence[str | int] | None,
-    dtype: DType | type | None,
-) -> Selection:
+@dataclass(frozen=True)
+class Request:
+    """What somebody asks for of a step.
+
+    Arguments:
+      like: what is wanted, see `state.wanted`.
+      only: the key of a part, or several, outermost first.
+      dtype: that floating leaves are converted to.
+    """
+
+    like: PyTree
+    only: str | int | Sequence[str | int] | None = None
+    dtype: DType | type | None = None
+
+    @property
+    def keys(self) -> tuple[str | int, ...]:
+        """The keys of the part, outermost first."""
+        if self.only is None:
+            return ()
+        return (self.only,) if isinstance(self.only, str | int) else tuple(self.only)
+
+
+def selection(path: Path, leaves: Sequence[LeafRecord], request: Request) -> Selection:
     """What is restored of a step.
 
     Arguments:
       path: of the step, for messages.
       leaves: that were saved.
-      like: what is wanted, see `state.wanted`.
-      only: the key of a part, or several, outermost first.
-      dtype: that floating leaves are converted to.
 
     Raises:
       CheckpointError: if it is not in the step.
     """
-    keys = () if only is None else (only,) if isinstance(only, str | int) else tuple(only)
-    records, prefix = _part(path, tuple(leaves), keys)
-    to = None if dtype is None else jnp.dtype(dtype)
-    asked = wanted(like, [(x.path, x.type) for x in leaves], keys)
+    keys = request.keys
+    records, prefix = part_of(path, leaves, keys)
+    to = None if request.dtype is None else jnp.dtype(request.dtype)
+    asked = wanted(request.like, [(x.path, x.type) for x in leaves], keys)
     if to is not None:
         asked = _in_saved_precision(asked, {x.path.removeprefix(prefix): x.type for x in records})
     saved = tuple((x.path.removeprefix(prefix), x.type) for x in records)
@@ -74,11 +93,15 @@ def selection(
     return Selection(asked, in_order, keys, to)
 
 
-def _part(
-    path: Path, records: tuple[LeafRecord, ...], keys: Sequence[str | int]
+def part_of(
+    path: Path, leaves: Sequence[LeafRecord], keys: Sequence[str | int]
 ) -> tuple[tuple[LeafRecord, ...], str]:
-    """The leaves of a part, and what their paths begin with."""
-    prefix = ""
+    """The leaves of a part, and what their paths begin with.
+
+    Raises:
+      CheckpointError: if there is no such part.
+    """
+    prefix, records = "", tuple(leaves)
     for key in keys:
         spellings = (f"[{key!r}]", f".{key}")
         begin = next((s for s in spellings for x in records if x.path.startswith(prefix + s)), None)

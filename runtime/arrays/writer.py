@@ -15,6 +15,8 @@ from sbp.runtime.arrays.checksums import WORD, Box, box_of, checksum
 from sbp.runtime.storage.files import Path
 from sbp.runtime.storage.libraries import handler, orbax
 
+CHUNK_BYTES = 1 << 24
+"""Of what is compressed as one: who reads some lines of an array decodes the chunks that they are in."""
 THREADS = 4
 """That compute checksums; the loop holds no lock of Python."""
 
@@ -66,7 +68,8 @@ def checksums_of(parts: Sequence[HostShard]) -> dict[str, int]:
 
 def begin_write(path: Path, state: PyTree) -> list[Any]:
     """orbax's futures of a state that it has copied to the host."""
-    arguments = orbax().args.PyTreeSave(state)
+    pieces = orbax().SaveArgs(chunk_byte_size=CHUNK_BYTES)
+    arguments = orbax().args.PyTreeSave(state, save_args=jax.tree.map(lambda _: pieces, state))
     return list(_run(handler().async_save(path, args=arguments)) or ())
 
 

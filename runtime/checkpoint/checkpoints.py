@@ -10,7 +10,8 @@ import functools
 import logging
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
@@ -18,11 +19,11 @@ import jax
 from sbp.compat.untyped import DType, PyTree
 from sbp.errors import ArgumentError, CheckpointError, DamagedCheckpointError
 from sbp.passes.explain.internal_errors import public
-from sbp.runtime.arrays.selection import Selection, selection
-from sbp.runtime.arrays.state import LeafRecord, as_asked, leaves_of, plain, plain_like
+from sbp.runtime.arrays.selection import Request, selection
+from sbp.runtime.arrays.state import LeafRecord, leaves_of, plain
 from sbp.runtime.checkpoint import messages, steps
 from sbp.runtime.checkpoint.manifest import Manifest, decoded
-from sbp.runtime.checkpoint.reader import check_arrays, check_files, check_sizes, read, read_extra
+from sbp.runtime.checkpoint.reader import check_sizes, read_extra, read_state
 from sbp.runtime.checkpoint.writer import Save, SaveSpec, make_data_folder
 from sbp.runtime.nan_checks.state_check import Traits, first_not_finite, traits_of, verdict, zeroed
 from sbp.runtime.pipeline.transfer_engine import TransferEngine
@@ -79,6 +80,7 @@ class Checkpoints:
         self._head: tuple[int, str] | None = None
         self._latest: int | None = None
         self._good: Traits | None = None
+        self._tables: Mapping[str, Any] | None = None
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -162,7 +164,9 @@ class Checkpoints:
         told = agreed(f"begin {path.name}", path, lambda: self._begin(step, content, file))
         leaves = tuple(LeafRecord(p, t, traits=traits.get(p, frozenset())) for p, t in described)
         digest, sequence = extras.digest(file), told["sequence"]
-        manifest = Manifest(step, leaves, content, told["data"], told["token"], self._head, sequence, digest)
+        data, token = told["data"], told["token"]
+        manifest = Manifest(step, leaves, content, data, token, self._head, sequence, digest)
+        manifest = replace(manifest, tables=self._tables)
         spec = self._spec(manifest, file, told["newer"])
         self._pending = Save(spec, self._lease)
         self._pending.hand_over(plain(state, self._ways))
@@ -232,8 +236,7 @@ class Checkpoints:
             found = self._agreed_step(step, damaged)
             try:
                 manifest = self._agreed_manifest(found)
-                wanted = selection(steps.step_path(self.path, found), manifest.leaves, like, only, dtype)
-                state = self._read(manifest, wanted, check)
+                state = self._restored(manifest, Request(like, only, dtype), check)
             except DamagedCheckpointError as e:
                 damaged.append(found)
                 there = agreed("look again", self.path, lambda: self.steps)
@@ -363,22 +366,11 @@ class Checkpoints:
         told = agreed(f"look at {path.name}", path, look if jax.process_index() == 0 else str)
         return decoded(path, step, told.encode())
 
-    def _read(self, manifest: Manifest, wanted: Selection, check: bool) -> PyTree:
+    def _restored(self, manifest: Manifest, request: Request, check: bool) -> PyTree:
+        """What is asked for of a step."""
         path = steps.step_path(self.path, manifest.step)
-        others = steps.others(self.path, manifest.step)
-        if check and manifest.files is not None:
-            check_files(path, manifest, others)
-        abstract = jax.tree.map(plain_like, wanted.asked)
-        found = list[PyTree]()
-
-        def action() -> None:
-            found.append(read(path, manifest, abstract, wanted.keys, others))
-
-        agreed(f"read {path.name}", path, action)
-        if check and manifest.files is None:
-            check_arrays(path, wanted.records, found[0], others)
-        state = jax.tree.map(lambda x, like: as_asked(x, like, self._ways), found[0], wanted.asked)
-        return wanted.converted(state)
+        wanted = selection(path, manifest.leaves, request)
+        return wanted.converted(read_state(self.path, manifest, wanted, self._ways, check=check))
 
     def _vanished(self, step: int | None, found: int) -> None:
         """Says that a step was pruned while it was read.

@@ -35,6 +35,7 @@ class Manifest:
       extra_digest: the SHA-256 of the file of arrays that are kept beside the state; None without one.
       sizes: the bytes of every file of orbax's.
       files: version 1 alone: per file its bytes and its SHA-256.
+      tables: where the rows of each stack of tables lie, as JSON has it; None where nobody says so.
     """
 
     step: int
@@ -47,6 +48,7 @@ class Manifest:
     extra_digest: str | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     files: Mapping[str, tuple[int, str]] | None = None
+    tables: Mapping[str, Any] | None = None
 
     def encoded(self) -> bytes:
         """The manifest as a file, with a checksum of all that is before it."""
@@ -63,6 +65,7 @@ class Manifest:
             "extra": self.extra,
             "extra_sha256": self.extra_digest,
             "bytes": dict(self.sizes),
+            "tables": self.tables,
         }
         return json.dumps({**content, "sha256": _digest(content)}).encode()
 
@@ -111,6 +114,7 @@ def _manifest(content: Mapping[str, Any]) -> Manifest:
         int(content["sequence"]),
         content["extra_sha256"],
         {str(name): int(size) for name, size in content["bytes"].items()},
+        tables=content.get("tables"),
     )
 
 

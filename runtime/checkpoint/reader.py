@@ -1,20 +1,68 @@
 """Reading a step, and comparing what is there with its manifest."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import compress
 from typing import Any
+
+import jax
+from jax.tree_util import keystr
 
 from sbp.compat.errors import is_damage
 from sbp.compat.untyped import PyTree
 from sbp.errors import CheckpointError, DamagedCheckpointError
 from sbp.runtime.arrays.reader import differing, read_arrays
-from sbp.runtime.arrays.state import LeafRecord
+from sbp.runtime.arrays.selection import Selection
+from sbp.runtime.arrays.state import LeafRecord, as_asked, plain_like
 from sbp.runtime.checkpoint import messages
 from sbp.runtime.checkpoint.manifest import Manifest
-from sbp.runtime.checkpoint.steps import ARRAYS, EXTRA
+from sbp.runtime.checkpoint.steps import ARRAYS, EXTRA, step_path
+from sbp.runtime.checkpoint.steps import others as steps_beside
+from sbp.runtime.pipeline.transfer_engine import TransferEngine
 from sbp.runtime.processes.process_group import process_group
 from sbp.runtime.storage import extras, files
+from sbp.runtime.storage.agreement import agreed
 from sbp.runtime.storage.files import Path
+from sbp.runtime.storage.libraries import orbax
 from sbp.runtime.storage.messages import MOST_SHOWN, failed
+
+
+def read_state(
+    folder: Path,
+    manifest: Manifest,
+    wanted: Selection,
+    engine: TransferEngine,
+    *,
+    check: bool,
+    apart: Collection[str] = (),
+) -> PyTree:
+    """The leaves of a step that are wanted, where they are wanted; all processes come here.
+
+    Arguments:
+      folder: of the checkpoints.
+      check: whether checksums are compared.
+      apart: the paths of leaves that are read apart; `orbax.PLACEHOLDER` stands for them.
+
+    Raises:
+      DamagedCheckpointError: if the step is not what was written.
+      CheckpointError: if it cannot be read.
+    """
+    path, others = step_path(folder, manifest.step), steps_beside(folder, manifest.step)
+    if check and manifest.files is not None:
+        check_files(path, manifest, others)
+    nothing = orbax().PLACEHOLDER
+    asked = jax.tree.map_with_path(lambda p, x: nothing if keystr(p) in apart else x, wanted.asked)
+    abstract = jax.tree.map(lambda x: x if x is nothing else plain_like(x), asked)
+    found = list[PyTree]()
+
+    def action() -> None:
+        found.append(read(path, manifest, abstract, wanted.keys, others))
+
+    agreed(f"read {path.name}", path, action)
+    if check and manifest.files is None:
+        flags = [x is not nothing for x in jax.tree.leaves(asked)]
+        records = [*compress(wanted.records, flags)]
+        check_arrays(path, records, [*compress(jax.tree.leaves(found[0]), flags)], others)
+    return jax.tree.map(lambda x, like: x if like is nothing else as_asked(x, like, engine), found[0], asked)
 
 
 def read(
@@ -32,13 +80,17 @@ def read(
       DamagedCheckpointError: if the files are not what was written.
       CheckpointError: if they cannot be read.
     """
-    at = path if manifest.files is not None else path / manifest.data / ARRAYS
     try:
-        return read_arrays(at, abstract, keys)
+        return read_arrays(arrays_path(path, manifest), abstract, keys)
     except Exception as e:
         if not is_damage(e):
             raise CheckpointError(failed(path, e)) from e
         raise DamagedCheckpointError(messages.damaged(path, others, str(e)[:200])) from e
+
+
+def arrays_path(path: Path, manifest: Manifest) -> Path:
+    """Where orbax has written the arrays of a step."""
+    return path if manifest.files is not None else path / manifest.data / ARRAYS
 
 
 def check_arrays(path: Path, records: Sequence[LeafRecord], found: PyTree, others: Sequence[int]) -> None:

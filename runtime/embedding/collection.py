@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
-from sbp.compat.untyped import DType, PyTree
+from sbp.compat.untyped import DType, PyTree, TreeDef, struct
 from sbp.errors import EmbeddingError, Problem
 from sbp.notation.resolve import to_partition_spec
 from sbp.placement import Placement, as_placement
@@ -21,7 +21,7 @@ from sbp.runtime.embedding.groups import TableStack
 from sbp.runtime.embedding.initial import Stack, initial_stacks
 from sbp.runtime.embedding.inputs import Entry, GivenIds, check_inputs, entries
 from sbp.runtime.embedding.keys import check_ids, problem
-from sbp.runtime.embedding.row_access import read_rows, write_rows
+from sbp.runtime.embedding.row_access import as_stack, read_rows, stack_leaves, write_rows
 from sbp.runtime.embedding.row_map import RowMap
 from sbp.runtime.embedding.stacks import RowStack, lookup
 from sbp.runtime.embedding.tables import (
@@ -225,13 +225,18 @@ class Collection:
         return {name: stack.row_map for name, stack in self.stacks.items()}
 
     def in_sbp(
-        self, placement: Placement | jax.sharding.Mesh, axes: Sequence[str] | None = None
-    ) -> dict[str, list[Signature]]:
+        self,
+        placement: Placement | jax.sharding.Mesh,
+        axes: Sequence[str] | None = None,
+        like: PyTree = None,
+    ) -> PyTree:
         """The signatures of the parameters, for `sbp.compile(..., in_sbp=...)`.
 
         Arguments:
           placement: the devices, as a `Placement` or a `Mesh`.
           axes: the mesh axes that split the tables (default: all); along the others the tables are copied.
+          like: a tree of arrays, such as an optimizer's state, whose signatures are wanted instead: what has
+            the name of a stack in its path and a line per row lies as the stack, all else is copied.
 
         Raises:
           EmbeddingError: if there is no such axis, or if a table does not divide evenly over the devices:
@@ -251,16 +256,38 @@ class Collection:
             out[name] = [split if axis in wanted else B for axis in placement.axes]
             found += [_uneven(stack, d, parts) for d in stack.split_dims if stack.shape[d] % parts]
         _raise(found)
-        return out
+        if like is None:
+            return out
+        leaves, tree = jax.tree.flatten(like)
+        whole: list[Signature] = [B] * placement.ndim
+        lies = [
+            whole
+            if leaf is None
+            else [as_stack(s, leaf, np.shape(x), self.stacks[leaf.stack].shape) for s in out[leaf.stack]]
+            for leaf, x in zip(stack_leaves(like, self.row_maps), leaves, strict=True)
+        ]
+        found_sbp: PyTree = jax.tree.unflatten(tree, lies)
+        return found_sbp
 
     def shardings(
-        self, placement: Placement | jax.sharding.Mesh, axes: Sequence[str] | None = None
-    ) -> dict[str, NamedSharding]:
+        self,
+        placement: Placement | jax.sharding.Mesh,
+        axes: Sequence[str] | None = None,
+        like: PyTree = None,
+    ) -> PyTree:
         """The same as shardings of JAX."""
         placed = as_placement(placement, "shardings(placement)")
-        lies = self.in_sbp(placed, axes)
-        specs = {n: to_partition_spec(nd, len(self.stacks[n].shape), placed) for n, nd in lies.items()}
-        return {name: NamedSharding(placed.mesh, spec) for name, spec in specs.items()}
+        shapes = {n: struct(s.shape, s.tables[0].dtype) for n, s in self.stacks.items()}
+        of = shapes if like is None else like
+        tree: TreeDef = jax.tree.structure(of)
+        lies = tree.flatten_up_to(self.in_sbp(placed, axes, like))
+        specs = [
+            to_partition_spec(nd, np.ndim(x), placed) for nd, x in zip(lies, jax.tree.leaves(of), strict=True)
+        ]
+        found: PyTree = jax.tree.unflatten(
+            jax.tree.structure(of), [NamedSharding(placed.mesh, s) for s in specs]
+        )
+        return found
 
     def stack_of(self, table: str) -> str:
         """The name of the stack that a table is in.

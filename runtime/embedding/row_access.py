@@ -1,6 +1,6 @@
 """Reading and writing rows of tables: those of parameters, and of every other tree with arrays by stack."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -17,6 +17,7 @@ from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.keys import problem
 from sbp.runtime.embedding.row_map import RowMap
 from sbp.runtime.embedding.shards import Shard, axes_of, columns_spec, on_shards, whole_shard
+from sbp.signature import B, Signature, Split
 
 LEAST_ROWS = 128
 """Of a program that reads or writes; fewer are filled up. More are rounded up to a power of two."""
@@ -40,6 +41,26 @@ class StackLeaf:
 def stack_leaves(tree: PyTree, maps: Mapping[str, RowMap]) -> list[StackLeaf | None]:
     """Of each leaf of a tree, whether it has a line per row of a stack: those below a key of its name."""
     return [_stack_leaf(path, x, maps) for path, x in jax.tree.leaves_with_path(tree)]
+
+
+def lead_of(shape: tuple[int, ...], rows: RowMap) -> tuple[int, ...]:
+    """The sizes of the dims of an array that count the rows of a stack; () if it has no line per row."""
+    return next((lead for lead in (rows.lead, (rows.size,)) if shape[: len(lead)] == lead), ())
+
+
+def as_stack(s: Signature, leaf: StackLeaf, shape: Sequence[int], stack: Sequence[int]) -> Signature:
+    """How an array by row lies where its stack lies as `s`: alike along the dims that both have.
+
+    Arguments:
+      shape, stack: of the array, and of the stack.
+    """
+    if not isinstance(s, Split):
+        return B
+    columns = s.dim - (len(stack) - 1)
+    if columns < 0:
+        return Split(0) if s.dim == 0 else B
+    at = len(leaf.lead) + columns
+    return Split(at) if at < len(shape) and shape[at] == stack[s.dim] else B
 
 
 def read_rows(tree: PyTree, maps: Mapping[str, RowMap], stack: str, rows: NDArray[np.int32]) -> PyTree:
@@ -110,10 +131,8 @@ def row_writer(
 def _stack_leaf(path: Any, x: Leaf, maps: Mapping[str, RowMap]) -> StackLeaf | None:
     shape = np.shape(x)
     for name in (str(key.key) for key in path if hasattr(key, "key") and str(key.key) in maps):
-        stack = maps[name]
-        for lead in dict.fromkeys((stack.lead, (stack.size,))):
-            if shape[: len(lead)] == lead:
-                return StackLeaf(jax.tree_util.keystr(path), name, lead)
+        if lead := lead_of(shape, maps[name]):
+            return StackLeaf(jax.tree_util.keystr(path), name, lead)
     return None
 
 

@@ -12,6 +12,8 @@ from typing import Any
 tensorstore_utils: Any = importlib.import_module("orbax.checkpoint._src.serialization.tensorstore_utils")
 Spec = Any
 """Of a key-value store, as TensorStore takes it: a tree of dicts and lists."""
+CACHE_BYTES = 1 << 28
+"""Of decoded chunks of an array that is read in parts: a part of a chunk takes the whole chunk to decode."""
 _PROBE = "bucket/folder"
 
 
@@ -62,3 +64,21 @@ def _with_s3(spec: Spec, store: Mapping[str, str]) -> Spec:
     if "bucket" in spec:
         return {"driver": "s3", "bucket": spec["bucket"], "path": spec["path"], **store}
     return {key: _with_s3(x, store) for key, x in spec.items()}
+
+
+def open_stored(folder: str, name: str) -> Any:
+    """A handle of TensorStore to an array that orbax has written: `handle[begin:end].read()` reads a part.
+
+    Arguments:
+      folder: that orbax wrote a tree to.
+      name: the keys of the array in the tree, with dots between them.
+    """
+    tensorstore: Any = importlib.import_module("tensorstore")
+    spec = {
+        "driver": "zarr",
+        "kvstore": tensorstore_utils.build_kvstore_tspec(folder, name, use_ocdbt=True),
+        "recheck_cached_data": "open",
+        "context": {"cache_pool": {"total_bytes_limit": CACHE_BYTES}},
+    }
+    context = tensorstore_utils.get_ts_context(use_ocdbt=True)
+    return tensorstore.open(spec, context=context, read=True, open=True).result()

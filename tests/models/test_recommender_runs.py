@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -13,21 +14,16 @@ import numpy as np
 import optax
 import pytest
 
+import sbp
 from models import dcn, deepfm, dlrm
 from models.recommender import feed, training
 from models.recommender.batch import Batch, Lists
-from models.recommender.checkpoints import Stacking, TableCheckpoints, moves_of
+from models.recommender.checkpoints import checkpoints
+from models.recommender.layers import Inputs
 from models.recommender.layout import CRITEO, PREPARED, DataError, Layout
 from models.recommender.learner import OPTIMIZERS, Learner, collection_of
 from models.recommender.synthetic import Drawn, Teacher
-from sbp.lazy import by_row
 from sbp.runtime.training.batches import Feed
-from tests.models.test_recommenders import (
-    INPUTS,
-    MODELS,
-    SIZES,
-    WIDTH,
-)
 
 
 def clicks(keys: Any, count: int = 2) -> Batch:
@@ -99,60 +95,28 @@ def test_a_training_that_goes_on_has_no_work_with_what_was_seen(monkeypatch: pyt
     assert drawn == [(10, 1), (6, 2)] and hashed == [4, 4, 4]
 
 
-@pytest.mark.some(5)
-@pytest.mark.parametrize("optimizer", ["adam", "rowwise"])
-@pytest.mark.parametrize("then", ["rows", "columns", "whole"])
-@pytest.mark.parametrize("now", ["rows", "replicated", "whole"])
-def test_tables_go_on_stacked_otherwise(then: str, now: str, optimizer: str, tmp_path: Path) -> None:
-    """Saved on 8 devices, restored on 6: every row of every table, and of its state, is where it belongs."""
-
-    def stacked(layout: str, devices: int) -> tuple[Learner, TableCheckpoints]:
-        tables = collection_of(SIZES, WIDTH, layout, devices)
-        rule = OPTIMIZERS[optimizer].make(0.1)
-        one = Learner(MODELS["dlrm"], INPUTS, tables, rule, optax.adam(0.01))
-        return one, TableCheckpoints(tmp_path, one, Stacking(layout, devices))
-
-    def numbered(one: Learner) -> Any:
-        """Parameters and state whose leaves by rows have the name of table and row; all else is shared."""
-        ((name, whole),) = one.tables.stacks.items()
-        named = {
-            part.name: np.arange(part.rows)[:, None] + 1000.0 * i + np.arange(WIDTH) / 10
-            for i, part in enumerate(sorted(whole.parts, key=lambda part: part.name))
-        }
-        stack = jax.device_get(one.tables.stack(named)[name])
-        params = jax.eval_shape(one.init, jax.random.key(0))
-        rows = stack.reshape(-1, WIDTH)
-
-        def filled(leaf: Any) -> Any:
-            if not by_row(leaf.shape, rows.shape):
-                return np.full(leaf.shape, 7, leaf.dtype)
-            return rows.copy() if leaf.ndim == 2 else rows[:, 0].copy()
-
-        state = jax.tree.map(filled, jax.eval_shape(one.init_state, params))
-        params = {**jax.tree.map(filled, params), "tables": {name: stack}}
-        return params, state
-
-    first, saving = stacked(then, 8)
-    saving.save(numbered(first), 3)
-    saving.wait()
-    second, runs = stacked(now, 6)
-    wanted = numbered(second)
-    jax.tree.map(np.testing.assert_array_equal, runs.restore(wanted), wanted)
-
-
-def test_tables_that_lie_as_they_did_stay_on_the_devices() -> None:
-    """On another number of devices that divides the same multiple nothing moves."""
-    pairs = [("rows", 8, "auto", 4), ("columns", 8, "replicated", 3), ("whole", 4, "whole", 4)]
-    for then, before, now, after in pairs:
-        old = collection_of(SIZES, WIDTH, then, before)
-        assert moves_of(old, collection_of(SIZES, WIDTH, now, after)) is None
-    for then, before, now, after in [
-        ("rows", 8, "rows", 3),
-        ("rows", 8, "whole", 8),
-        ("whole", 4, "whole", 2),
-    ]:
-        old = collection_of(SIZES, WIDTH, then, before)
-        assert moves_of(old, collection_of(SIZES, WIDTH, now, after)) is not None
+@pytest.mark.some(2)
+@pytest.mark.parametrize(("then", "optimizer"), [("rows", "adam"), ("whole", "rowwise")])
+@pytest.mark.parametrize("now", ["rows", "columns", "whole", "replicated"])
+def test_checkpoints_of_version_0_1_are_gone_on_from(
+    then: str, optimizer: str, now: str, tmp_path: Path
+) -> None:
+    """Its tables lay on four devices; on two, every row is where it belongs, and that of every state."""
+    shutil.copytree(Path(__file__).parent / "recommender" / "version_0_1" / then, tmp_path / "run")
+    tables = collection_of((30, 3, 70), 4, now, 2)
+    rule = OPTIMIZERS[optimizer].make(0.1)
+    one = Learner(deepfm.DeepFM((8,)), Inputs(2, 3, 4), tables, rule, optax.sgd(0.01))
+    place = sbp.placement("cpu", shape=(2,))
+    params, state = checkpoints(tmp_path / "run", one).restore(one.start(jax.random.key(0), place))
+    assert all((x == 7).all() for x in jax.tree.leaves(params["dense"]))
+    (stack,) = tables.stacks
+    for i, n in enumerate((30, 3, 70), 1):
+        wanted = np.arange(n)[:, None] + 1000 * i + np.arange(4) / 8
+        found, kept = tables.read((params["tables"], state["tables"]), f"C{i}", np.arange(n))
+        np.testing.assert_array_equal(found[stack], wanted)
+        for leaf in jax.tree.leaves(kept):
+            np.testing.assert_array_equal(leaf, -wanted if leaf.ndim > 1 else -wanted[:, 0])
+    assert all(x == 7 for x in jax.tree.leaves(state["tables"]) if not x.ndim)
 
 
 def of_three_features(args: argparse.Namespace) -> feed.Data:

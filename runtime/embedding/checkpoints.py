@@ -1,0 +1,157 @@
+"""Checkpoints of states with tables: a row is found by its table and id, however it was stacked and split."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from sbp.compat.untyped import Leaf, PyTree, block_until_ready
+from sbp.errors import DamagedCheckpointError
+from sbp.runtime.arrays.blocks import StoredLines
+from sbp.runtime.arrays.checksums import WORD
+from sbp.runtime.arrays.selection import Request, part_of, selection
+from sbp.runtime.arrays.state import wanted
+from sbp.runtime.checkpoint import messages, steps
+from sbp.runtime.checkpoint.checkpoints import Checkpoints
+from sbp.runtime.checkpoint.manifest import Manifest
+from sbp.runtime.checkpoint.reader import arrays_path, read_state
+from sbp.runtime.embedding.collection import Collection
+from sbp.runtime.embedding.restack import Maps, Restacking, Source
+from sbp.runtime.embedding.row_access import lead_of, row_writer
+from sbp.runtime.embedding.row_map import RowMap, read_map
+from sbp.runtime.processes.process_group import process_group
+
+
+class TableCheckpoints(Checkpoints):
+    """`Checkpoints` of a state with tables, which another collection of the same tables can restore.
+
+    Stacks are saved as they lie, with a description. Where a run that goes on stacks or splits its tables
+    otherwise, their rows, and those of every optimizer's state, change places block by block: no device and
+    no process holds more of a table than its share and a block. A table may have more rows than were saved;
+    those behind are as in `like`, and zero if that has no values.
+
+    Arguments:
+      path, keep, keep_every, job: as of `Checkpoints`.
+      tables: of the state: what has the name of a stack in its path, and as many lines, is by row.
+      earlier: gives the tables of a checkpoint without a description, from what was kept beside it.
+
+    >>> import tempfile
+    >>> from sbp.runtime import embedding as em
+    >>> def tables(**how):
+    ...     return em.Collection([em.FeatureConfig("f", em.TableConfig("t", 5, 2, **how))], multiple=4)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     old, new = tables(), tables(placement=em.Replicated())
+    ...     params = old.init(jax.random.key(0))
+    ...     with TableCheckpoints(folder, old) as runs:
+    ...         runs.save(params, step=1)
+    ...     found = TableCheckpoints(folder, new).restore(new.init(jax.random.key(1)))
+    ...     bool((new.unstack(found)["t"] == old.unstack(params)["t"]).all())
+    True
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        tables: Collection,
+        keep: int = 3,
+        *,
+        keep_every: int | None = None,
+        job: str | None = None,
+        earlier: Callable[[Any], Collection | None] | None = None,
+    ) -> None:
+        super().__init__(path, keep, keep_every=keep_every, job=job)
+        self.tables, self.earlier = tables, earlier
+        self._tables = {name: rows.described() for name, rows in tables.row_maps.items()}
+
+    def _restored(self, manifest: Manifest, request: Request, check: bool) -> PyTree:
+        then, now = self._stored(manifest), self.tables.row_maps
+        if then is None or {*then} == {*now}:  # a name says what lies where
+            return super()._restored(manifest, request, check)
+        path = steps.step_path(self.path, manifest.step)
+        records, prefix = part_of(path, manifest.leaves, request.keys)
+        like = wanted(request.like, [(x.path, x.type) for x in manifest.leaves], request.keys)
+        known = {x.path.removeprefix(prefix): x for x in records}
+        change = Restacking(like, now, then, {p: _shape(x.type) for p, x in known.items()})
+        change.check(path)
+        chosen = selection(path, manifest.leaves, Request(change.saved(), request.only, request.dtype))
+        apart = change.by_rows()
+        saved = read_state(self.path, manifest, chosen, self._ways, check=check, apart=apart)
+        sums = dict[str, int]()
+
+        def take(leaf: Leaf, rows: RowMap, sources: Sequence[Source]) -> Leaf:
+            return _taken(arrays_path(path, manifest), chosen.retyped(leaf), rows, sources, sums)
+
+        state = change.joined(chosen.converted(saved), request.keys, take)
+        if check and manifest.files is None:
+            self._check(manifest, {p: x.checksum for p, x in known.items() if p in sums}, sums)
+        return state
+
+    def _stored(self, manifest: Manifest) -> Maps | None:
+        """The stacks that a step was saved with, if somebody says so."""
+        if manifest.tables is not None:
+            return {name: read_map(described) for name, described in manifest.tables.items()}
+        found = None if self.earlier is None else self.earlier(manifest.extra)
+        return None if found is None else found.row_maps
+
+    def _check(self, manifest: Manifest, recorded: Mapping[str, int | None], sums: Mapping[str, int]) -> None:
+        """Compares what all processes have read with what was written."""
+        path, group = steps.step_path(self.path, manifest.step), process_group()
+        every = [sums] if group is None else group.gathered(f"checksums of tables of {path.name}", dict(sums))
+        wrong = [p for p, x in recorded.items() if sum(one.get(p, 0) for one in every) % WORD != x]
+        if wrong:
+            others = steps.others(self.path, manifest.step)
+            what = f"{', '.join(sorted(wrong))} has other elements than were written"
+            raise DamagedCheckpointError(messages.damaged(path, others, what))
+
+
+# -- inside
+
+
+def _taken(at: Any, like: Leaf, rows: RowMap, sources: Sequence[Source], sums: dict[str, int]) -> Leaf:
+    """An array with the rows of stored ones; what was read of them is added to the checksums."""
+    sharding = getattr(like, "sharding", None)
+    mesh = sharding if isinstance(sharding, NamedSharding) else None
+    out = _begun(like, rows, sources)
+    lead = lead_of(like.shape, rows)
+    share = like.dtype.itemsize * int(np.prod(like.shape if mesh is None else mesh.shard_shape(like.shape)))
+    for source in sources:
+        stored = StoredLines(at, source.name, source.lead)
+        for numbers, lines in stored.blocks(mesh, share):
+            to = np.where(numbers < 0, -1, source.rows.in_other(np.maximum(numbers, 0), rows)).astype(
+                np.int32
+            )
+            if sharding is None:
+                flat = out.reshape(rows.size, *like.shape[len(lead) :])
+                flat[to[to >= 0]] = lines[to >= 0]
+            else:
+                # One block after the other: they would otherwise all wait on the devices.
+                out = block_until_ready(row_writer(lead, like.shape, mesh)(out, to, lines))
+        sums[source.path] = stored.checksum
+    return out
+
+
+def _begun(like: Leaf, rows: RowMap, sources: Sequence[Source]) -> Leaf:
+    """What rows are written to: zeros, or a copy of what is there where a table has grown."""
+    before = {n: r for s in sources for n, r in zip(s.rows.names, s.rows.rows, strict=True)}
+    grown = any(r > before.get(n, 0) for n, r in zip(rows.names, rows.rows, strict=True))
+    keeps = grown and isinstance(like, jax.Array | np.ndarray)
+    sharding = getattr(like, "sharding", None)
+    if sharding is None:
+        return np.array(like) if keeps else np.zeros(like.shape, like.dtype)
+    return jnp.copy(like) if keeps else jnp.zeros(like.shape, like.dtype, device=sharding)
+
+
+def _shape(words: str) -> tuple[int, ...]:
+    """The shape of a leaf in words.
+
+    >>> _shape("float32[64, 256]"), _shape("int")
+    ((64, 256), ())
+    """
+    inner = words.partition("[")[2].rstrip("]")
+    return tuple(int(n) for n in inner.split(",") if n.strip())
