@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import sbp
 from models.recommender.learner import Learner, collection_of
-from sbp.runtime.embedding import Collection, TableCheckpoints
+from sbp.runtime.embedding import Collection
 
 TABLES = "tables"
 
 
-def checkpoints(path: str | Path, learner: Learner) -> TableCheckpoints:
+def checkpoints(path: str | Path, learner: Learner) -> sbp.TableCheckpoints:
     """The checkpoints of a run: `(parameters, state of the optimizers)` of a learner, step by step."""
 
     def earlier(extra: Mapping[str, Any]) -> Collection | None:
@@ -22,4 +23,4 @@ def checkpoints(path: str | Path, learner: Learner) -> TableCheckpoints:
         sizes = [table.vocabulary_size for table in learner.tables.tables]
         return collection_of(sizes, learner.inputs.width, **extra[TABLES])
 
-    return TableCheckpoints(path, learner.tables, earlier=earlier)
+    return sbp.TableCheckpoints(path, learner.tables, earlier=earlier)

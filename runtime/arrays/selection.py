@@ -48,7 +48,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Request:
+class RestoreRequest:
     """What somebody asks for of a step.
 
     Arguments:
@@ -69,7 +69,7 @@ class Request:
         return (self.only,) if isinstance(self.only, str | int) else tuple(self.only)
 
 
-def selection(path: Path, leaves: Sequence[LeafRecord], request: Request) -> Selection:
+def selection(path: Path, leaves: Sequence[LeafRecord], request: RestoreRequest) -> Selection:
     """What is restored of a step.
 
     Arguments:

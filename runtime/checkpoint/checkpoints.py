@@ -19,7 +19,7 @@ import jax
 from sbp.compat.untyped import DType, PyTree
 from sbp.errors import ArgumentError, CheckpointError, DamagedCheckpointError
 from sbp.passes.explain.internal_errors import public
-from sbp.runtime.arrays.selection import Request, selection
+from sbp.runtime.arrays.selection import RestoreRequest, selection
 from sbp.runtime.arrays.state import LeafRecord, leaves_of, plain
 from sbp.runtime.checkpoint import messages, steps
 from sbp.runtime.checkpoint.manifest import Manifest, decoded
@@ -236,7 +236,7 @@ class Checkpoints:
             found = self._agreed_step(step, damaged)
             try:
                 manifest = self._agreed_manifest(found)
-                state = self._restored(manifest, Request(like, only, dtype), check)
+                state = self._restored(manifest, RestoreRequest(like, only, dtype), check)
             except DamagedCheckpointError as e:
                 damaged.append(found)
                 there = agreed("look again", self.path, lambda: self.steps)
@@ -366,7 +366,7 @@ class Checkpoints:
         told = agreed(f"look at {path.name}", path, look if jax.process_index() == 0 else str)
         return decoded(path, step, told.encode())
 
-    def _restored(self, manifest: Manifest, request: Request, check: bool) -> PyTree:
+    def _restored(self, manifest: Manifest, request: RestoreRequest, check: bool) -> PyTree:
         """What is asked for of a step."""
         path = steps.step_path(self.path, manifest.step)
         wanted = selection(path, manifest.leaves, request)

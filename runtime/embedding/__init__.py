@@ -7,7 +7,6 @@ In: features and tables. Out: a `Collection` with parameters, lookups and signat
 `sbp.embedding`.
 """
 
-from sbp.runtime.embedding.checkpoints import TableCheckpoints
 from sbp.runtime.embedding.choice import Choice, TableChoice, choose
 from sbp.runtime.embedding.collection import Collection
 from sbp.runtime.embedding.costs import Estimate
@@ -53,7 +52,6 @@ __all__ = [
     "Refuse",
     "Replicated",
     "RowWise",
-    "TableCheckpoints",
     "TableChoice",
     "TableConfig",
     "TableWise",

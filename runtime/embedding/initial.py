@@ -18,7 +18,7 @@ from sbp.compat.untyped import partition_spec
 from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.groups import TableStack
 from sbp.runtime.embedding.keys import problem
-from sbp.runtime.embedding.shards import Shard, on_shards, whole_shard
+from sbp.runtime.embedding.shards import TableShard, on_shards, whole_shard
 from sbp.runtime.embedding.stacks import RowStack, StoredPart
 from sbp.runtime.embedding.tables import TableConfig
 
@@ -110,7 +110,7 @@ def _put(recipe: _Recipe, out: jax.Array, flags: jax.Array, keys: jax.Array) -> 
     return jnp.where(flags[:, None], jax.vmap(recipe)(keys), out)
 
 
-def _made(stack: Stack, shard: Shard, key: jax.Array) -> jax.Array:
+def _made(stack: Stack, shard: TableShard, key: jax.Array) -> jax.Array:
     """The initial rows of a shard, piece by piece: no more than that is held beside them."""
     *lead, columns = shard.shape
     n = math.prod(lead)

@@ -19,7 +19,7 @@ Maps = Mapping[str, RowMap]
 
 
 @dataclass(frozen=True)
-class Source:
+class SavedRows:
     """An array of a checkpoint that has rows of an array of today.
 
     Arguments:
@@ -138,16 +138,16 @@ class Restacking:
                     return take(leaf, self.now[stack], sources)
                 values = [other[path] for other in others]
                 if any(not np.array_equal(values[0], v) for v in values[1:]):
-                    raise EmbeddingError(_not_alike(keystr((*at, *path)), values, olds))
+                    raise EmbeddingError(_not_alike(f"{keystr(at)}[{stack!r}]{keystr(path)}", values, olds))
                 return values[0]
 
             out[stack] = jax.tree.map_with_path(after, x[stack])
         return out
 
-    def _source(self, at: Any, old: str, path: Any, keys: Sequence[str | int]) -> Source:
+    def _source(self, at: Any, old: str, path: Any, keys: Sequence[str | int]) -> SavedRows:
         named = [*map(str, keys), *map(_key, at), old, *map(_key, path)]
         where = f"{keystr(at)}[{old!r}]{keystr(path)}"
-        return Source(where, ".".join(named), len(self._lead(where, old)), self.then[old])
+        return SavedRows(where, ".".join(named), len(self._lead(where, old)), self.then[old])
 
 
 def _is_node(x: object, maps: Maps) -> bool:

@@ -16,7 +16,7 @@ from sbp.compat.untyped import DType, Leaf, PyTree, partition_spec, psum
 from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.keys import problem
 from sbp.runtime.embedding.row_map import RowMap
-from sbp.runtime.embedding.shards import Shard, axes_of, columns_spec, on_shards, whole_shard
+from sbp.runtime.embedding.shards import TableShard, axes_of, columns_spec, on_shards, whole_shard
 from sbp.signature import B, Signature, Split
 
 LEAST_ROWS = 128
@@ -161,7 +161,7 @@ def _reader(
     return jax.jit(on_shards(partial(_read, axes), lead, shape, sharding, specs, out))
 
 
-def _read(axes: tuple[str, ...], shard: Shard, part: jax.Array, rows: jax.Array) -> jax.Array:
+def _read(axes: tuple[str, ...], shard: TableShard, part: jax.Array, rows: jax.Array) -> jax.Array:
     lines = part.at[shard.index(rows)].get(mode="fill", fill_value=0)
     if not axes:
         return lines
@@ -173,7 +173,7 @@ def _read(axes: tuple[str, ...], shard: Shard, part: jax.Array, rows: jax.Array)
 _WORDS: Mapping[int, DType] = {n: np.dtype(f"uint{8 * n}") for n in (1, 2, 4, 8)}
 
 
-def _written(shard: Shard, part: jax.Array, rows: jax.Array, lines: jax.Array) -> jax.Array:
+def _written(shard: TableShard, part: jax.Array, rows: jax.Array, lines: jax.Array) -> jax.Array:
     at = shard.index(rows)
     return part.at[at].set(lines.astype(part.dtype), mode="drop", wrap_negative_indices=False)
 

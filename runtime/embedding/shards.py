@@ -17,7 +17,7 @@ from sbp.compat.untyped import partition_spec
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class TableShard:
     """The part of an array that a device has.
 
     Arguments:
@@ -52,9 +52,9 @@ class Shard:
         return tuple(jnp.where(inside, i, np.int32(n)) for i, n in zip(own, self.shape, strict=False))
 
 
-def whole_shard(lead: Sequence[int], shape: Sequence[int]) -> Shard:
+def whole_shard(lead: Sequence[int], shape: Sequence[int]) -> TableShard:
     """All of an array."""
-    return Shard(tuple(lead), tuple(shape), (0,) * len(shape))
+    return TableShard(tuple(lead), tuple(shape), (0,) * len(shape))
 
 
 def on_shards(
@@ -68,7 +68,7 @@ def on_shards(
     """A function of whole arrays whose body each device runs on its parts.
 
     Arguments:
-      body: takes the `Shard` of the table, then the parts.
+      body: takes the `TableShard` of the table, then the parts.
       lead, shape, sharding: of the table.
     """
 
@@ -92,11 +92,11 @@ def columns_spec(sharding: NamedSharding, lead: int, ndim: int) -> PartitionSpec
     return partition_spec(None, *(axes_of(sharding, d) or None for d in range(lead, ndim)))
 
 
-def _own(lead: Sequence[int], shape: Sequence[int], sharding: NamedSharding) -> Shard:
+def _own(lead: Sequence[int], shape: Sequence[int], sharding: NamedSharding) -> TableShard:
     """The shard of the device that runs this."""
     sizes, first = list[int](), list[ArrayLike]()
     for dim, n in enumerate(shape):
         axes = axes_of(sharding, dim)
         sizes.append(n // math.prod(sharding.mesh.shape[a] for a in axes))
         first.append(lax.axis_index(axes) * np.int32(sizes[-1]) if axes else np.int32(0))
-    return Shard(tuple(lead), tuple(sizes), tuple(first))
+    return TableShard(tuple(lead), tuple(sizes), tuple(first))

@@ -15,7 +15,7 @@ import sbp
 from sbp import placement
 from sbp.errors import DamagedCheckpointError, EmbeddingError
 from sbp.runtime.arrays import blocks
-from sbp.runtime.embedding.checkpoints import TableCheckpoints
+from sbp.runtime.checkpoint.table_checkpoints import TableCheckpoints
 from sbp.runtime.embedding.collection import Collection
 from sbp.runtime.embedding.optimizers import ftrl, rowwise_adagrad
 from sbp.runtime.embedding.restack import Restacking
@@ -229,7 +229,7 @@ def joined(counts: Sequence[int]) -> Any:
     old, new = four(MIXED), four("rows")
     change = Restacking(like(new, None), new.row_maps, old.row_maps, {})
     olds = jax.tree.map(lambda _: 7, change.saved())
-    for name, count in zip(olds["state"], counts, strict=True):
+    for name, count in zip(old.stacks, counts, strict=True):
         first, *rest = olds["state"][name]
         olds["state"][name] = (first._replace(count=count), *rest)
     return change.joined(olds, (), lambda *_: None)

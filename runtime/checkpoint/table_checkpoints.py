@@ -15,14 +15,14 @@ from sbp.compat.untyped import Leaf, PyTree, block_until_ready
 from sbp.errors import DamagedCheckpointError
 from sbp.runtime.arrays.blocks import StoredLines
 from sbp.runtime.arrays.checksums import WORD
-from sbp.runtime.arrays.selection import Request, part_of, selection
+from sbp.runtime.arrays.selection import RestoreRequest, part_of, selection
 from sbp.runtime.arrays.state import wanted
 from sbp.runtime.checkpoint import messages, steps
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
 from sbp.runtime.checkpoint.manifest import Manifest
 from sbp.runtime.checkpoint.reader import arrays_path, read_state
 from sbp.runtime.embedding.collection import Collection
-from sbp.runtime.embedding.restack import Maps, Restacking, Source
+from sbp.runtime.embedding.restack import Maps, Restacking, SavedRows
 from sbp.runtime.embedding.row_access import lead_of, row_writer
 from sbp.runtime.embedding.row_map import RowMap, read_map
 from sbp.runtime.processes.process_group import process_group
@@ -69,7 +69,7 @@ class TableCheckpoints(Checkpoints):
         self.tables, self.earlier = tables, earlier
         self._tables = {name: rows.described() for name, rows in tables.row_maps.items()}
 
-    def _restored(self, manifest: Manifest, request: Request, check: bool) -> PyTree:
+    def _restored(self, manifest: Manifest, request: RestoreRequest, check: bool) -> PyTree:
         then, now = self._stored(manifest), self.tables.row_maps
         if then is None or {*then} == {*now}:  # a name says what lies where
             return super()._restored(manifest, request, check)
@@ -79,12 +79,12 @@ class TableCheckpoints(Checkpoints):
         known = {x.path.removeprefix(prefix): x for x in records}
         change = Restacking(like, now, then, {p: _shape(x.type) for p, x in known.items()})
         change.check(path)
-        chosen = selection(path, manifest.leaves, Request(change.saved(), request.only, request.dtype))
+        chosen = selection(path, manifest.leaves, RestoreRequest(change.saved(), request.only, request.dtype))
         apart = change.by_rows()
         saved = read_state(self.path, manifest, chosen, self._ways, check=check, apart=apart)
         sums = dict[str, int]()
 
-        def take(leaf: Leaf, rows: RowMap, sources: Sequence[Source]) -> Leaf:
+        def take(leaf: Leaf, rows: RowMap, sources: Sequence[SavedRows]) -> Leaf:
             return _taken(arrays_path(path, manifest), chosen.retyped(leaf), rows, sources, sums)
 
         state = change.joined(chosen.converted(saved), request.keys, take)
@@ -113,7 +113,7 @@ class TableCheckpoints(Checkpoints):
 # -- inside
 
 
-def _taken(at: Any, like: Leaf, rows: RowMap, sources: Sequence[Source], sums: dict[str, int]) -> Leaf:
+def _taken(at: Any, like: Leaf, rows: RowMap, sources: Sequence[SavedRows], sums: dict[str, int]) -> Leaf:
     """An array with the rows of stored ones; what was read of them is added to the checksums."""
     sharding = getattr(like, "sharding", None)
     mesh = sharding if isinstance(sharding, NamedSharding) else None
@@ -136,7 +136,7 @@ def _taken(at: Any, like: Leaf, rows: RowMap, sources: Sequence[Source], sums: d
     return out
 
 
-def _begun(like: Leaf, rows: RowMap, sources: Sequence[Source]) -> Leaf:
+def _begun(like: Leaf, rows: RowMap, sources: Sequence[SavedRows]) -> Leaf:
     """What rows are written to: zeros, or a copy of what is there where a table has grown."""
     before = {n: r for s in sources for n, r in zip(s.rows.names, s.rows.rows, strict=True)}
     grown = any(r > before.get(n, 0) for n, r in zip(rows.names, rows.rows, strict=True))
