@@ -16,10 +16,10 @@ TABLES = "tables"
 def checkpoints(path: str | Path, learner: Learner) -> sbp.TableCheckpoints:
     """The checkpoints of a run: `(parameters, state of the optimizers)` of a learner, step by step."""
 
-    def earlier(extra: Mapping[str, Any]) -> Collection | None:
+    def earlier(extra: Mapping[str, Any]) -> Collection:
         """The tables of a checkpoint of version 0.1, which has the name of their layout beside the state."""
         if TABLES not in extra:
-            return None
+            return learner.tables
         sizes = [table.vocabulary_size for table in learner.tables.tables]
         return collection_of(sizes, learner.inputs.width, **extra[TABLES])
 

@@ -39,7 +39,8 @@ class TableCheckpoints(Checkpoints):
     Arguments:
       path, keep, keep_every, job: as of `Checkpoints`.
       tables: of the state: what has the name of a stack in its path, and as many lines, is by row.
-      earlier: gives the tables of a checkpoint without a description, from what was kept beside it.
+      earlier: gives the tables of a checkpoint of version 0.1, which has no description, from what was kept
+        beside it; None if they were these.
 
     >>> import tempfile
     >>> from sbp.runtime import embedding as em
@@ -63,7 +64,7 @@ class TableCheckpoints(Checkpoints):
         *,
         keep_every: int | None = None,
         job: str | None = None,
-        earlier: Callable[[Any], Collection | None] | None = None,
+        earlier: Callable[[Any], Collection] | None = None,
     ) -> None:
         super().__init__(path, keep, keep_every=keep_every, job=job)
         self.tables, self.earlier = tables, earlier
@@ -71,7 +72,7 @@ class TableCheckpoints(Checkpoints):
 
     def _restored(self, manifest: Manifest, request: RestoreRequest, check: bool) -> PyTree:
         then, now = self._stored(manifest), self.tables.row_maps
-        if then is None or {*then} == {*now}:  # a name says what lies where
+        if {*then} == {*now}:  # a name says what lies where
             return super()._restored(manifest, request, check)
         path = steps.step_path(self.path, manifest.step)
         records, prefix = part_of(path, manifest.leaves, request.keys)
@@ -92,12 +93,13 @@ class TableCheckpoints(Checkpoints):
             self._check(manifest, {p: x.checksum for p, x in known.items() if p in sums}, sums)
         return state
 
-    def _stored(self, manifest: Manifest) -> Maps | None:
-        """The stacks that a step was saved with, if somebody says so."""
+    def _stored(self, manifest: Manifest) -> Maps:
+        """The stacks that a step was saved with."""
         if manifest.tables is not None:
             return {name: read_map(described) for name, described in manifest.tables.items()}
-        found = None if self.earlier is None else self.earlier(manifest.extra)
-        return None if found is None else found.row_maps
+        # Version 0.1 says nothing of its stacks, but their names do.
+        found = self.tables if self.earlier is None else self.earlier(manifest.extra)
+        return found.row_maps_0_1
 
     def _check(self, manifest: Manifest, recorded: Mapping[str, int | None], sums: Mapping[str, int]) -> None:
         """Compares what all processes have read with what was written."""

@@ -13,6 +13,7 @@ from sbp.runtime.embedding.costs import Estimate
 from sbp.runtime.embedding.features import Bags, KeyedBags, PaddedBags
 from sbp.runtime.embedding.keys import NO_ID, check_ids, separate, unify
 from sbp.runtime.embedding.pooling import COMBINERS, pool
+from sbp.runtime.embedding.table_files import export_table, import_table
 from sbp.runtime.embedding.tables import (
     ColumnWise,
     FeatureConfig,
@@ -59,6 +60,8 @@ __all__ = [
     "Vocabulary",
     "check_ids",
     "choose",
+    "export_table",
+    "import_table",
     "initial_rows",
     "pool",
     "separate",

@@ -1,9 +1,8 @@
 """A collection of features: tables of one width and kind become one array, with one lookup per array."""
 
-import hashlib
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import jax
@@ -17,19 +16,15 @@ from sbp.compat.untyped import DType, PyTree, TreeDef, struct
 from sbp.errors import EmbeddingError, Problem
 from sbp.notation.resolve import to_partition_spec
 from sbp.placement import Placement, as_placement
-from sbp.runtime.embedding.groups import TableStack
-from sbp.runtime.embedding.initial import Stack, initial_stacks
+from sbp.runtime.embedding.initial import initial_stacks
 from sbp.runtime.embedding.inputs import Entry, GivenIds, check_inputs, entries
 from sbp.runtime.embedding.keys import check_ids, problem
 from sbp.runtime.embedding.row_access import as_stack, read_rows, stack_leaves, write_rows
 from sbp.runtime.embedding.row_map import RowMap
-from sbp.runtime.embedding.stacks import RowStack, lookup
+from sbp.runtime.embedding.stacking import Stack, joined, name_of, separated, stacks_of, uneven
 from sbp.runtime.embedding.tables import (
     FeatureConfig,
-    RowWise,
     TableConfig,
-    TableLayout,
-    TableWise,
     unique_tables,
 )
 from sbp.signature import B, Signature, Split
@@ -38,8 +33,6 @@ Params: TypeAlias = Mapping[str, jax.Array]
 """Stack -> its array."""
 
 MAX_MULTIPLE = 1 << 15
-DIGITS = 6
-"""Of the digest in the name of a stack."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -75,7 +68,7 @@ class Collection:
             fix = "a multiple of the number of devices, such as 256"
             raise EmbeddingError(problem("Collection(...)", got, legal, why, fix))
         object.__setattr__(self, "tables", unique_tables(self.features))
-        object.__setattr__(self, "stacks", _stacks(self.tables, self.spread, self.multiple))
+        object.__setattr__(self, "stacks", stacks_of(self.tables, self.spread, self.multiple))
 
     def init(
         self,
@@ -124,7 +117,7 @@ class Collection:
                     fix = "as unstack(params) gives it"
                     found.append(problem(f"table {part.name!r}", got, legal, why, fix))
         _raise(found)
-        return {name: _joined(stack, tables, dtype) for name, stack in self.stacks.items()}
+        return {name: joined(stack, tables, dtype) for name, stack in self.stacks.items()}
 
     def unstack(self, params: Params) -> dict[str, jax.Array]:
         """Splits parameters into one array per table, with row `i` for id `i`, whole on every device.
@@ -134,7 +127,7 @@ class Collection:
         rows of tables that no device could hold.
         """
         self._check(params, rows_alone=True)
-        return {n: rows for s in self.stacks.values() for n, rows in _separated(s, params[s.name]).items()}
+        return {n: rows for s in self.stacks.values() for n, rows in separated(s, params[s.name]).items()}
 
     def check(self, inputs: Mapping[str, GivenIds]) -> Mapping[str, GivenIds]:
         """Checks every id and weight of a batch on the host, and gives the ids as int32.
@@ -194,7 +187,7 @@ class Collection:
           EmbeddingError: if there is no such table, or an id is out of range.
         """
         where = f"read(..., {table!r}, ids)"
-        return read_rows(tree, self.row_maps, self.stack_of(table), self._rows_of(where, table, ids))
+        return read_rows(tree, self.row_maps, self.stack_of(table), self._found(where, table, ids))
 
     def write(self, tree: PyTree, table: str, ids: ArrayLike, rows: PyTree) -> PyTree:
         """Replaces some rows of one table, such as those that a `Vocabulary` gave to new keys; others stay.
@@ -212,7 +205,7 @@ class Collection:
             another shape or place.
         """
         where = f"write(..., {table!r}, ids)"
-        at = self._rows_of(where, table, ids)
+        at = self._found(where, table, ids)
         if np.unique(at).size < at.size:
             why, fix = "of two rows for one id it is not defined which one stays", "each id once"
             got = f"{at.size - np.unique(at).size} ids more than once"
@@ -254,7 +247,7 @@ class Collection:
         for name, stack in self.stacks.items():
             split: Signature = Split(stack.split_dims[0]) if stack.split_dims else B
             out[name] = [split if axis in wanted else B for axis in placement.axes]
-            found += [_uneven(stack, d, parts) for d in stack.split_dims if stack.shape[d] % parts]
+            found += [uneven(stack, d, parts) for d in stack.split_dims if stack.shape[d] % parts]
         _raise(found)
         if like is None:
             return out
@@ -268,6 +261,12 @@ class Collection:
         ]
         found_sbp: PyTree = jax.tree.unflatten(tree, lies)
         return found_sbp
+
+    @property
+    def row_maps_0_1(self) -> dict[str, RowMap]:
+        """The same in version 0.1, under the names that stacks had then."""
+        named = {name_of(s.shape[-1], s.meaning_0_1): s.row_map for s in self.stacks.values()}
+        return {name: rows.of_version_0_1() for name, rows in named.items()}
 
     def shardings(
         self,
@@ -302,10 +301,19 @@ class Collection:
             raise EmbeddingError(problem("Collection", f"table {table!r}", legal, why, fix))
         return known[table]
 
-    def _rows_of(self, where: str, table: str, ids: ArrayLike) -> NDArray[np.int32]:
+    def rows_of(self, table: str) -> int:
+        """How many rows are stored of a table.
+
+        Raises:
+          EmbeddingError: if there is no such table.
+        """
+        rows = self.stacks[self.stack_of(table)].row_map
+        return rows.rows[rows.names.index(table)]
+
+    def _found(self, where: str, table: str, ids: ArrayLike) -> NDArray[np.int32]:
         """The rows of some ids of a table in its stack."""
         rows = self.stacks[self.stack_of(table)].row_map
-        checked = check_ids(ids, rows.rows[rows.names.index(table)], where).astype(np.int32).reshape(-1)
+        checked = check_ids(ids, self.rows_of(table), where).astype(np.int32).reshape(-1)
         return np.asarray(rows.row(table, jnp.asarray(checked)))
 
     def _check(self, params: Params, rows_alone: bool = False) -> None:
@@ -325,25 +333,6 @@ class Collection:
         _raise(found)
 
 
-def _joined(stack: Stack, tables: Mapping[str, jax.Array], dtype: DType | None) -> jax.Array:
-    """The array of a stack, of the rows of each table by name; rows of nobody are zero."""
-    rows = stack.row_map
-    given = [jnp.asarray(tables[name], dtype or stack.tables[0].dtype) for name in rows.names]
-    at = jnp.concatenate([rows.every(name) for name in rows.names])
-    rest = given[0].shape[1:]
-    flat = jnp.zeros((rows.size, *rest), given[0].dtype).at[at].set(jnp.concatenate(given))
-    # A state of one number per row has all groups in one dim.
-    return flat.reshape(*rows.lead, *rest) if rest else flat
-
-
-def _separated(stack: Stack, array: jax.Array) -> dict[str, jax.Array]:
-    """The inverse of `_joined`."""
-    rows = stack.row_map
-    if array.shape[: len(rows.lead)] == rows.lead:
-        array = array.reshape(rows.size, *array.shape[len(rows.lead) :])
-    return {name: lookup(array, rows.every(name)) for name in rows.names}
-
-
 def _raise(found: Sequence[Problem]) -> None:
     if found:
         raise EmbeddingError(*found)
@@ -357,42 +346,3 @@ def _begins(shape: Sequence[int], rows: Sequence[int]) -> bool:
 def _of(stack: Stack, found: Mapping[str, Entry]) -> list[Entry]:
     """The features of a stack."""
     return [e for e in found.values() if e.feature.table in stack.tables]
-
-
-def _uneven(stack: Stack, dim: int, parts: int) -> Problem:
-    size = stack.shape[dim]
-    what = "groups" if isinstance(stack, TableStack) else ("rows", "columns")[dim]
-    fixes = {
-        RowWise: f"Collection(..., multiple={parts}) or a multiple of it",
-        TableWise: f"TableWise(groups={-(-size // parts) * parts})",
-    }
-    return problem(
-        f"stack {stack.name!r}",
-        f"{size} {what} over {parts} devices",
-        f"a multiple of {parts}",
-        "a jax.Array has no uneven split; the stack would be whole on every device",
-        fixes.get(type(stack.placement), "another embedding_dim, or placement=RowWise()"),
-    )
-
-
-def _stacks(tables: Sequence[TableConfig], spread: bool, multiple: int) -> dict[str, Stack]:
-    """Tables that agree in all that makes an array, together.
-
-    The name of a stack says what its rows are: its tables in their order, and where rows lie. So no array of
-    another collection is taken for one of this, from a checkpoint neither, though it has the same shape.
-    """
-    alike: dict[tuple[int, DType, Hashable, TableLayout], list[TableConfig]] = {}
-    for t in tables:
-        alike.setdefault((t.embedding_dim, t.dtype, t.optimizer, t.placement), []).append(t)
-    out: dict[str, Stack] = {}
-    for (dim, _, _, placement), group in alike.items():
-        made: Stack
-        if isinstance(placement, TableWise):
-            made = TableStack(f"dim{dim}", tuple(group), placement)
-        else:
-            rows = isinstance(placement, RowWise)
-            made = RowStack(f"dim{dim}", tuple(group), placement, multiple if rows else 1, spread and rows)
-        digest = hashlib.sha256(repr(made.meaning).encode()).hexdigest()[:DIGITS]
-        named = replace(made, name=f"dim{dim}_{digest}")
-        out[named.name] = named
-    return out

@@ -14,7 +14,7 @@ from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.inputs import Entry
 from sbp.runtime.embedding.keys import problem
 from sbp.runtime.embedding.pooling import counts, divided
-from sbp.runtime.embedding.row_map import RowMap, map_of
+from sbp.runtime.embedding.row_map import RowMap, map_of, spread_over
 from sbp.runtime.embedding.stacks import StoredPart, lookup, parts_of
 from sbp.runtime.embedding.tables import TableConfig, TableWise
 from sbp.runtime.lower.reference_interpreter import Tensor
@@ -76,6 +76,11 @@ class TableStack:
         return tuple(tuple((p.name, p.rows, p.begin) for p in group) for group in self.members), self.shape
 
     @property
+    def meaning_0_1(self) -> Hashable:
+        """The same as version 0.1 has named it."""
+        return self.meaning
+
+    @property
     def split_dims(self) -> tuple[int, ...]:
         """Groups are dealt out."""
         return (0,)
@@ -85,7 +90,8 @@ class TableStack:
         """Where the rows of each table lie."""
         groups, height, _ = self.shape
         named = [(p, g * height) for g, group in enumerate(self.members) for p in group]
-        return map_of((groups, height), [(p.name, p.rows, first + p.begin) for p, first in named], 1)
+        parts = [(p.name, p.rows, first + p.begin) for p, first in named]
+        return map_of((groups, height), parts, spread_over(groups * height, 1))
 
     def _slots(self, entries: Sequence[Entry]) -> list[list[tuple[Entry, StoredPart]]]:
         """The features of each group, with their table."""

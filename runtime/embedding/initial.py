@@ -5,7 +5,6 @@ import zlib
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +15,12 @@ from jax.typing import ArrayLike
 
 from sbp.compat.untyped import partition_spec
 from sbp.errors import EmbeddingError
-from sbp.runtime.embedding.groups import TableStack
 from sbp.runtime.embedding.keys import problem
 from sbp.runtime.embedding.shards import TableShard, on_shards, whole_shard
-from sbp.runtime.embedding.stacks import RowStack, StoredPart
+from sbp.runtime.embedding.stacking import Stack
+from sbp.runtime.embedding.stacks import StoredPart
 from sbp.runtime.embedding.tables import TableConfig
 
-Stack: TypeAlias = RowStack | TableStack
 PIECE_BYTES = 1 << 20
 """Of a piece of a table that is made at once."""
 

@@ -1,8 +1,9 @@
 """Where rows lie: in which row of a stack each id of each table is, and back."""
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -10,53 +11,78 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-GOLDEN = (5**0.5 - 1) / 2
+FRACTIONS = ((5**0.5 - 1) / 2, 2**0.5 - 1, 3**0.5 - 1, 5**0.5 / 2 - 1, 7**0.5 - 2, 11**0.5 - 3)
+"""Of the chunks that a digit steps on, the lowest first: no small multiples of two of them meet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
     """A bijection of positions `0..size - 1` to rows, which deals neighbours out to contiguous chunks.
 
-    Ids are often sorted by frequency, so that the first rows of each table have most of the work. Positions
-    step through the chunks by the golden ratio, so any few neighbours are far apart, whatever the number of
-    devices; and one chunk further for each round, so that tables of equal size do not begin in the same
-    chunk.
+    Ids are often sorted by frequency, so that the first rows of each table have most of the work. Others are
+    strided, as every 2**16th id of a table where an id has its kind in its low bits. A position is a number
+    whose digits are to the base of the number of chunks. Each digit steps through the chunks by a fraction
+    of its own, the lowest by the golden section; so few neighbours are far apart, and so are positions with
+    any even stride, whatever the number of devices.
 
     Arguments:
       size: a multiple of `chunks`.
       chunks: how many, of equal size; at most 2**15, for int32 products. One leaves all where it is.
+      weights: the chunks that each digit steps on, the lowest first, which has no divisor in common with
+        `chunks`.
     """
 
     size: int
     chunks: int
-
-    @property
-    def step(self) -> int:
-        """The number nearest to the golden section of `chunks` that has no divisor in common with it."""
-        wanted = round(self.chunks * GOLDEN)
-        return min(
-            (n for n in range(1, self.chunks + 1) if math.gcd(n, self.chunks) == 1),
-            key=lambda n: (abs(n - wanted), n),
-        )
+    weights: tuple[int, ...]
 
     def row(self, position: jax.Array) -> jax.Array:
         """The row of a position; int32."""
         if self.chunks == 1:
             return position
-        chunks, step, height = (np.int32(n) for n in (self.chunks, self.step, self.size // self.chunks))
+        chunks, height, step = map(np.int32, (self.chunks, self.size // self.chunks, self.weights[0]))
         turn, place = jax.lax.div(position, chunks), jax.lax.rem(position, chunks)
-        chunk = jax.lax.rem((place + jax.lax.rem(turn, chunks)) * step, chunks)
-        return chunk * height + turn
+        return jax.lax.rem(place * step + self._begin(turn), chunks) * height + turn
 
     def position(self, row: jax.Array) -> jax.Array:
         """The position of a row; int32."""
         if self.chunks == 1:
             return row
         chunks, height = np.int32(self.chunks), np.int32(self.size // self.chunks)
-        back = np.int32(pow(self.step, -1, self.chunks))
+        back = np.int32(pow(self.weights[0], -1, self.chunks))
         chunk, turn = jax.lax.div(row, height), jax.lax.rem(row, height)
-        place = jax.lax.rem(chunk * back - jax.lax.rem(turn, chunks) + chunks, chunks)
+        place = jax.lax.rem(jax.lax.rem(chunk - self._begin(turn) + chunks, chunks) * back, chunks)
         return turn * chunks + place
+
+    def _begin(self, turn: jax.Array) -> jax.Array:
+        """The chunk that a turn through all chunks begins with, of all digits but the lowest."""
+        chunks, found = np.int32(self.chunks), jnp.zeros_like(turn)
+        for weight in self.weights[1:]:
+            found = jax.lax.rem(found + jax.lax.rem(turn, chunks) * np.int32(weight), chunks)
+            turn = jax.lax.div(turn, chunks)
+        return found
+
+
+@functools.cache
+def spread_over(size: int, chunks: int) -> Spread:
+    """The spread of a stack over chunks."""
+    digits, turns = 1, size // chunks - 1
+    while turns > 0 and chunks > 1:
+        digits, turns = digits + 1, turns // chunks
+    return Spread(size, chunks, tuple(_unit(chunks, FRACTIONS[d % len(FRACTIONS)]) for d in range(digits)))
+
+
+def linear_spread(size: int, chunks: int) -> Spread:
+    """The spread of version 0.1: a stride of the square of the chunks meets one chunk again and again."""
+    return Spread(size, chunks, (_unit(chunks, FRACTIONS[0]),) * 2)
+
+
+@functools.cache
+def _unit(chunks: int, fraction: float) -> int:
+    """The number nearest to a fraction of the chunks that has no divisor in common with them."""
+    wanted = round(chunks * fraction)
+    units = (n for n in range(1, chunks + 1) if math.gcd(n, chunks) == 1)
+    return min(units, key=lambda n: (abs(n - wanted), n))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,20 +133,26 @@ class RowMap:
         position = np.where(found, ids + begins[part], 0)
         return np.where(found, np.asarray(other.spread.row(jnp.asarray(position))), -1)
 
+    def of_version_0_1(self) -> "RowMap":
+        """Where the rows of the same stack lay in version 0.1."""
+        return replace(self, spread=linear_spread(self.size, self.spread.chunks))
+
     def described(self) -> dict[str, Any]:
         """The map as JSON has it."""
         parts = [list(x) for x in zip(self.names, self.rows, self.begins, strict=True)]
-        return {"lead": list(self.lead), "parts": parts, "chunks": self.spread.chunks}
+        spread = {"chunks": self.spread.chunks, "weights": list(self.spread.weights)}
+        return {"lead": list(self.lead), "parts": parts, "spread": spread}
 
 
-def map_of(lead: Sequence[int], parts: Sequence[tuple[str, int, int]], chunks: int) -> RowMap:
+def map_of(lead: Sequence[int], parts: Sequence[tuple[str, int, int]], spread: Spread) -> RowMap:
     """A map of parts in any order: their names, rows and first positions."""
     ordered = sorted(parts, key=lambda part: part[2])
     names, rows, begins = zip(*ordered, strict=True)
-    return RowMap(tuple(lead), names, rows, begins, Spread(math.prod(lead), chunks))
+    return RowMap(tuple(lead), names, rows, begins, spread)
 
 
 def read_map(content: Mapping[str, Any]) -> RowMap:
     """The map that `RowMap.described` has described."""
     parts = [(str(name), int(rows), int(begin)) for name, rows, begin in content["parts"]]
-    return map_of([int(n) for n in content["lead"]], parts, int(content["chunks"]))
+    lead, how = [int(n) for n in content["lead"]], content["spread"]
+    return map_of(lead, parts, Spread(math.prod(lead), int(how["chunks"]), tuple(map(int, how["weights"]))))

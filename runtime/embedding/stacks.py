@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.inputs import Entry
 from sbp.runtime.embedding.keys import LIMITS, problem
-from sbp.runtime.embedding.row_map import RowMap, map_of
+from sbp.runtime.embedding.row_map import RowMap, map_of, spread_over
 from sbp.runtime.embedding.tables import ColumnWise, Replicated, RowWise, TableConfig
 
 
@@ -90,8 +90,12 @@ class RowStack:
     @property
     def meaning(self) -> Hashable:
         """What the rows of the array are."""
-        parts = tuple((p.name, p.rows, p.begin) for p in self.parts)
-        return parts, self.shape, self.chunks
+        return (*self.meaning_0_1, self.row_map.spread.weights) if self.chunks > 1 else self.meaning_0_1
+
+    @property
+    def meaning_0_1(self) -> tuple[Hashable, ...]:
+        """The same as version 0.1 has named it."""
+        return tuple((p.name, p.rows, p.begin) for p in self.parts), self.shape, self.chunks
 
     @property
     def split_dims(self) -> tuple[int, ...]:
@@ -101,7 +105,8 @@ class RowStack:
     @property
     def row_map(self) -> RowMap:
         """Where the rows of each table lie."""
-        return map_of(self.shape[:1], [(p.name, p.rows, p.begin) for p in self.parts], self.chunks)
+        spread = spread_over(self.shape[0], self.chunks)
+        return map_of(self.shape[:1], [(p.name, p.rows, p.begin) for p in self.parts], spread)
 
     @property
     def chunks(self) -> int:

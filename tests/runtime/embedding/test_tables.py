@@ -11,7 +11,7 @@ from sbp import B, S, placement
 from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.collection import Collection
 from sbp.runtime.embedding.groups import packed
-from sbp.runtime.embedding.row_map import Spread
+from sbp.runtime.embedding.row_map import linear_spread, spread_over
 from sbp.runtime.embedding.tables import (
     ColumnWise,
     FeatureConfig,
@@ -184,16 +184,16 @@ def test_message(name: str) -> None:
 
 @pytest.mark.parametrize(("size", "chunks"), [(24, 1), (24, 8), (96, 12), (64, 64), (2048, 256), (35, 7)])
 def test_spread_is_a_bijection(size: int, chunks: int) -> None:
-    spread = Spread(size, chunks)
-    positions = jnp.arange(size, dtype=jnp.int32)
-    rows = np.asarray(spread.row(positions))
-    assert rows.dtype == np.int32
-    np.testing.assert_array_equal(np.sort(rows), positions)
-    np.testing.assert_array_equal(spread.position(jnp.asarray(rows)), positions)
+    for spread in (spread_over(size, chunks), linear_spread(size, chunks)):
+        positions = jnp.arange(size, dtype=jnp.int32)
+        rows = np.asarray(spread.row(positions))
+        assert rows.dtype == np.int32
+        np.testing.assert_array_equal(np.sort(rows), positions)
+        np.testing.assert_array_equal(spread.position(jnp.asarray(rows)), positions)
 
 
 def test_spread_of_the_largest_stack_does_not_overflow() -> None:
-    spread = Spread((2**31 - 1) // 2**15 * 2**15, 2**15)
+    spread = spread_over((2**31 - 1) // 2**15 * 2**15, 2**15)
     positions = np.unique(np.random.default_rng(0).integers(0, spread.size, 5000)).astype(np.int32)
     positions[-1] = spread.size - 1
     rows = np.asarray(spread.row(jnp.asarray(positions)))
@@ -208,12 +208,25 @@ def test_spread_balances_sorted_ids(tables: int, devices: int) -> None:
     """Tables of one size, their ids sorted by frequency: the n-th comes 1 / n as often as the first."""
     size = tables * 1024
     frequency = np.tile(1 / np.arange(1, 1025), tables)
-    row = np.asarray(Spread(size, 256).row(jnp.arange(size, dtype=jnp.int32)))
+    row = np.asarray(spread_over(size, 256).row(jnp.arange(size, dtype=jnp.int32)))
     load = np.bincount(row // (size // devices), frequency)
     # One id cannot be shared out: the most frequent one of a table is more than another device's mean.
     assert load.max() < load.mean() + (1 if tables == 1 else 2.5)
     if tables == 1:
         assert frequency.reshape(devices, -1).sum(1).max() > 1.8 * load.mean()
+
+
+@pytest.mark.parametrize("devices", [2, 8, 16, 64])
+def test_strides_are_spread_over_all_owners(devices: int) -> None:
+    """As ids that have their kind in their low bits, or that leave gaps for those to come."""
+    size = 2**31 - 256
+    spread, owned = spread_over(size, 256), size // devices
+    for stride in [2**k for k in range(21)] + [3, 10, 255, 257, 1000, 10**6, 65537]:
+        positions = (np.arange(min(1 << 14, -(-size // stride))) * stride).astype(np.int32)
+        load = np.bincount(np.asarray(spread.row(positions)) // owned, minlength=devices)
+        assert load.max() <= 1.3 * len(positions) / devices, stride
+    again = np.asarray(linear_spread(size, 256).row(np.arange(0, size, 2**16).astype(np.int32)))
+    assert len({*(again // owned)}) == 1  # what it was
 
 
 def test_tables_are_packed_evenly() -> None:
