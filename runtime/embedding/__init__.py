@@ -7,9 +7,11 @@ In: features and tables. Out: a `Collection` with parameters, lookups and signat
 `sbp.embedding`.
 """
 
+from sbp.runtime.embedding.admission import Admission
 from sbp.runtime.embedding.choice import Choice, TableChoice, choose
 from sbp.runtime.embedding.collection import Collection
 from sbp.runtime.embedding.costs import Estimate
+from sbp.runtime.embedding.eviction import LeastFrequentlyUsed, LeastRecentlyUsed, Policy, Refuse
 from sbp.runtime.embedding.features import Bags, KeyedBags, PaddedBags
 from sbp.runtime.embedding.keys import NO_ID, check_ids, separate, unify
 from sbp.runtime.embedding.pooling import COMBINERS, pool
@@ -24,19 +26,12 @@ from sbp.runtime.embedding.tables import (
     TableWise,
     Uncompressed,
 )
-from sbp.runtime.embedding.vocabulary import (
-    Assignment,
-    LeastFrequentlyUsed,
-    LeastRecentlyUsed,
-    Policy,
-    Refuse,
-    Vocabulary,
-    initial_rows,
-)
+from sbp.runtime.embedding.vocabulary import Assignment, Vocabulary, initial_rows
 
 __all__ = [
     "COMBINERS",
     "NO_ID",
+    "Admission",
     "Assignment",
     "Bags",
     "Choice",

@@ -6,61 +6,23 @@ import hashlib
 import os
 import uuid
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from sbp.errors import EmbeddingError
+from sbp.runtime.embedding.admission import Admission, Sketch, mixed
+from sbp.runtime.embedding.eviction import EvictionHeap, Policy, Refuse, columns_of
+from sbp.runtime.embedding.key_index import UNKNOWN, KeyIndex, Keys, Rows
 from sbp.runtime.embedding.keys import LIMITS, NO_ID, as_keys, problem
-from sbp.runtime.embedding.sorted_keys import UNKNOWN, Keys, Rows, SortedKeys
 
-Counts = NDArray[np.int64]
-
-
-class Policy(Protocol):
-    """Which key loses its row to a new key when all rows are taken."""
-
-    def order(self, used: Counts, count: Counts) -> Sequence[Counts] | None:
-        """Columns to sort the rows by: the lowest row is evicted first, the next column breaks ties.
-
-        None means that no row is ever evicted.
-
-        Arguments:
-          used: per row, the number of the last batch that had the key.
-          count: per row, how often the key was looked up since it has the row.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """No key is evicted; a new key in a full vocabulary is an error."""
-
-    def order(self, used: Counts, count: Counts) -> Sequence[Counts] | None:
-        """None: no row is evicted."""
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class LeastRecentlyUsed:
-    """Evicts the key that was not seen for the longest time; ties: the less frequent key."""
-
-    def order(self, used: Counts, count: Counts) -> Sequence[Counts] | None:
-        """By age, then by frequency."""
-        return used, count
-
-
-@dataclass(frozen=True, slots=True)
-class LeastFrequentlyUsed:
-    """Evicts the key with the fewest lookups; ties: the key that was not seen for longer."""
-
-    def order(self, used: Counts, count: Counts) -> Sequence[Counts] | None:
-        """By frequency, then by age."""
-        return count, used
+EPOCH = 512
+"""Half-lives after which counts are made smaller, before they overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +43,6 @@ class Assignment:
     evicted_keys: Keys
 
 
-def lowest(columns: Sequence[Counts], k: int) -> NDArray[np.intp]:
-    """Positions of the `k` lowest by the first column; the next columns, then the position, break ties.
-
-    >>> lowest([np.array([2, 1, 1, 0]), np.array([0, 5, 4, 9])], 2).tolist()
-    [2, 3]
-    """
-    if k == 0:
-        return np.empty(0, np.intp)
-    first, *others = columns
-    edge = np.partition(first, k - 1)[k - 1]
-    below, tied = np.flatnonzero(first < edge), np.flatnonzero(first == edge)
-    k -= below.size
-    if others:
-        tied = tied[lowest([column[tied] for column in others], k)]
-    return np.sort(np.concatenate([below, tied[:k]]))
-
-
 class Vocabulary:
     """Keys and their rows, on the host. Use it from one thread at a time.
 
@@ -105,13 +50,21 @@ class Vocabulary:
       capacity: the number of rows, at most 2**31 - 1.
       policy: `Refuse()`, `LeastRecentlyUsed()`, `LeastFrequentlyUsed()`, or another `Policy`.
       name: for messages.
+      admission: which new keys get a row; None for all of them.
 
     >>> words = Vocabulary(3)
     >>> words.lookup([7_000_000_000, 5, 5]).rows
     array([1, 0, 0], dtype=int32)
     """
 
-    def __init__(self, capacity: int, policy: Policy | None = None, *, name: str = "Vocabulary") -> None:
+    def __init__(
+        self,
+        capacity: int,
+        policy: Policy | None = None,
+        *,
+        name: str = "Vocabulary",
+        admission: Admission | None = None,
+    ) -> None:
         if not 1 <= capacity <= LIMITS.max:
             why = "a row is an int32"
             raise EmbeddingError(
@@ -120,11 +73,15 @@ class Vocabulary:
         self.capacity = capacity
         self.policy = Refuse() if policy is None else policy
         self.name = name
+        self.admission = admission
+        self._sketch = None if admission is None else Sketch(admission)
         self._batches = 0
         self._size = 0
-        self._index = SortedKeys()
+        self._index = KeyIndex()
+        self._heap: EvictionHeap | None = None  # made when the first key leaves
         # Zeros take no memory before they are written.
-        self._keys, self._used, self._count = (np.zeros(capacity, np.int64) for _ in range(3))
+        self._keys, self._held = np.zeros(capacity, np.int64), np.zeros(capacity, bool)
+        self._used, self._count = np.zeros(capacity), np.zeros(capacity)
 
     def __len__(self) -> int:
         return self._size
@@ -144,11 +101,12 @@ class Vocabulary:
     def lookup(self, keys: ArrayLike, *, padding: int | None = None) -> Assignment:
         """The row of each key; a new key gets a row. New keys get rows in the order of their values.
 
-        A key of this batch never evicts another key of it. If the batch does not fit, nothing changes.
+        A key of this batch never evicts another key of it. If the batch does not fit, nothing changes. The
+        work is that of the keys of the batch, whatever the capacity.
 
         Arguments:
           keys: integers of any shape.
-          padding: a value that is no key; it gets row -1, "no id".
+          padding: a value that is no key; it gets row -1, "no id", as does a key that is not admitted.
 
         Raises:
           EmbeddingError: if there are more distinct keys than rows, if the policy evicts no row, or if keys
@@ -158,24 +116,35 @@ class Vocabulary:
         real = np.ones(array.shape, bool) if padding is None else array != padding
         unique, inverse, counts = np.unique(array[real], return_inverse=True, return_counts=True)
         rows = self._index.find(unique)
-        new_keys = unique[rows == UNKNOWN]
-        new_rows, evicted = self._free_rows(new_keys.size, rows[rows != UNKNOWN], unique.size)
+        is_new = rows == UNKNOWN
+        seen = None if self._sketch is None else self._sketch.seen(unique[is_new], counts[is_new])
+        if seen is not None:
+            is_new[is_new] = seen.admitted
+        new_keys, held = unique[is_new], rows[rows != UNKNOWN]
+        new_rows, evicted, aside = self._free_rows(new_keys.size, held)
 
-        if evicted.size:
-            self._index.remove(evicted)
-        if new_keys.size:
-            self._assign(new_keys, new_rows)
-            rows[rows == UNKNOWN] = new_rows
-        self._batches += 1
-        self._used[rows] = self._batches
-        self._count[rows] += counts
+        if self._sketch is not None and seen is not None:
+            self._sketch.count(seen)
+        self._index.remove(evicted)
+        rows[is_new] = new_rows
+        self._assign(new_keys, new_rows)
+        known = rows != UNKNOWN
+        self._count_in(rows[known], counts[known])
+        if self._heap is not None:
+            columns = columns_of(self.policy, self._used[: self._size], self._count[: self._size])
+            assert columns is not None
+            self._heap.put(np.concatenate([new_rows, aside]), *columns)
         out = np.full(array.shape, NO_ID, np.int32)
         out[real] = rows[inverse.reshape(-1)]
         return Assignment(out, new_rows, new_keys, evicted)
 
-    def _free_rows(self, wanted: int, held: Rows, distinct: int) -> tuple[Rows, Keys]:
-        """Rows for new keys, ascending, and the keys that lose theirs; `held` are rows of this batch."""
-        size = len(self)
+    def _free_rows(self, wanted: int, held: Rows) -> tuple[Rows, Keys, Rows]:
+        """Rows for new keys, ascending, the keys that lose theirs, and what the heap has to get back.
+
+        Arguments:
+          held: rows of this batch.
+        """
+        size, distinct = len(self), wanted + held.size
         if distinct > self.capacity:
             raise EmbeddingError(
                 problem(
@@ -189,12 +158,8 @@ class Vocabulary:
         free = np.arange(size, min(size + wanted, self.capacity), dtype=np.int32)
         missing = wanted - free.size
         if not missing:
-            return free, np.empty(0, np.int64)
-        others = np.ones(size, bool)
-        others[held] = False
-        candidates = np.flatnonzero(others)
-        order = self.policy.order(self._used[candidates], self._count[candidates])
-        if order is None:
+            return free, np.empty(0, np.int64), np.empty(0, np.int32)
+        if (columns := columns_of(self.policy, self._used[:size], self._count[:size])) is None:
             raise EmbeddingError(
                 problem(
                     self.name,
@@ -204,27 +169,46 @@ class Vocabulary:
                     "a larger capacity, or policy=LeastRecentlyUsed()",
                 )
             )
-        victims = candidates[lowest(order, missing)].astype(np.int32)
-        return np.concatenate([victims, free]), self._keys[victims]
+        if self._heap is None:
+            self._heap = EvictionHeap.of(*columns, self.capacity)
+        self._held[held] = True
+        leaves, aside = self._heap.take(missing, *columns, self._held)
+        self._held[held] = False
+        return np.concatenate([leaves, free]), self._keys[leaves], aside
 
     def _assign(self, keys: Keys, rows: Rows) -> None:
-        self._size = max(self._size, int(rows[-1]) + 1)
+        self._size = max(self._size, int(rows.max(initial=-1)) + 1)
         self._keys[rows], self._count[rows] = keys, 0
         self._index.add(keys, rows)
+
+    def _count_in(self, rows: Rows, counts: NDArray[np.int64]) -> None:
+        """Counts a batch."""
+        self._batches += 1
+        self._used[rows] = self._batches
+        half_life = getattr(self.policy, "half_life", None)
+        if half_life is None:
+            self._count[rows] += counts
+            return
+        epoch, before = (int(n / (EPOCH * half_life)) for n in (self._batches, self._batches - 1))
+        if epoch > before:
+            np.ldexp(self._count, -EPOCH, out=self._count)
+            self._heap = None
+        self._count[rows] += counts * 2.0 ** (self._batches / half_life - EPOCH * epoch)
 
     @property
     def batches(self) -> int:
         """The number of lookups so far."""
         return self._batches
 
-    def get_state(self) -> dict[str, NDArray[np.int64]]:
+    def get_state(self) -> dict[str, NDArray[Any]]:
         """The state for `set_state` and `from_state`, as plain arrays."""
         return {
             "capacity": np.array(self.capacity, np.int64),
             "batches": np.array(self._batches, np.int64),
             "keys": self.keys,
-            "used": self._used[: self._size].copy(),
+            "used": self._used[: self._size].astype(np.int64),
             "count": self._count[: self._size].copy(),
+            **({} if self._sketch is None else {"sketch": self._sketch.counts.copy()}),
         }
 
     def set_state(self, state: Mapping[str, ArrayLike]) -> None:
@@ -234,7 +218,7 @@ class Vocabulary:
           EmbeddingError: if an array is missing, if the arrays contradict each other, or if the capacity
             differs.
         """
-        new = Vocabulary.from_state(state, self.policy, name=self.name)
+        new = Vocabulary.from_state(state, self.policy, name=self.name, admission=self.admission)
         if new.capacity != self.capacity:
             raise EmbeddingError(
                 problem(
@@ -249,15 +233,21 @@ class Vocabulary:
 
     @classmethod
     def from_state(
-        cls, state: Mapping[str, ArrayLike], policy: Policy | None = None, *, name: str = "Vocabulary"
+        cls,
+        state: Mapping[str, ArrayLike],
+        policy: Policy | None = None,
+        *,
+        name: str = "Vocabulary",
+        admission: Admission | None = None,
     ) -> Vocabulary:
-        """A vocabulary that continues from a state.
+        """A vocabulary that continues from a state, with counts of keys without a row if it has some.
 
         Raises:
           EmbeddingError: if an array is missing, or if the arrays contradict each other.
         """
         wanted = ("capacity", "batches", "keys", "used", "count")
-        given = {k: np.asarray(state[k]).astype(np.int64) for k in wanted if k in state}
+        types = {"count": np.float64}
+        given = {k: np.asarray(state[k]).astype(types.get(k, np.int64)) for k in wanted if k in state}
         sizes = {k: a.shape for k, a in given.items()}
         fits = len(given) == len(wanted) and (
             given["keys"].shape == given["used"].shape == given["count"].shape
@@ -273,12 +263,14 @@ class Vocabulary:
                     "save it again",
                 )
             )
-        new = cls(int(given["capacity"]), policy, name=name)
+        new = cls(int(given["capacity"]), policy, name=name, admission=admission)
+        saved = np.asarray(state.get("sketch", ()), np.uint16)
+        if new._sketch is not None and saved.shape == new._sketch.counts.shape:
+            new._sketch.counts = saved.copy()
         new._batches, new._size = int(given["batches"]), given["keys"].size
         for name_of, array in (("keys", new._keys), ("used", new._used), ("count", new._count)):
             array[: new._size] = given[name_of]
-        order = np.argsort(given["keys"])
-        new._index.add(given["keys"][order], order.astype(np.int32))
+        new._index.add(given["keys"].astype(np.int64), np.arange(new._size, dtype=np.int32))
         return new
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -307,7 +299,12 @@ class Vocabulary:
 
     @classmethod
     def load(
-        cls, path: str | PathLike[str], policy: Policy | None = None, *, name: str = "Vocabulary"
+        cls,
+        path: str | PathLike[str],
+        policy: Policy | None = None,
+        *,
+        name: str = "Vocabulary",
+        admission: Admission | None = None,
     ) -> Vocabulary:
         """Reads a file that `save` wrote. The policy is an argument again: the file does not hold it.
 
@@ -325,10 +322,10 @@ class Vocabulary:
             got = f"{type(e).__name__}: {e}"[:200]
             why, fix = "it was not written by Vocabulary.save, or cannot be read", "another copy of it"
             raise EmbeddingError(problem(f"{name}: {path}", got, "a file of save", why, fix)) from e
-        return cls.from_state(found, policy, name=name)
+        return cls.from_state(found, policy, name=name, admission=admission)
 
 
-def _digest(state: Mapping[str, NDArray[np.int64]]) -> NDArray[np.uint8]:
+def _digest(state: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
     """The SHA-256 of arrays, with their names."""
     found = hashlib.sha256()
     for name in sorted(state):
@@ -337,13 +334,6 @@ def _digest(state: Mapping[str, NDArray[np.int64]]) -> NDArray[np.uint8]:
 
 
 _GOLDEN = 0x9E3779B97F4A7C15
-
-
-def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A bijection of 64 bits in which every bit depends on every other: the finaliser of SplitMix64."""
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
 
 
 def initial_rows(
@@ -362,8 +352,8 @@ def initial_rows(
       values `[..., dim]`.
     """
     start = np.asarray(as_keys(keys, "initial_rows(keys=...)")).view(np.uint64)
-    salt = _mixed(np.array([seed & (2**64 - 1)], np.uint64) + np.uint64(_GOLDEN))
+    salt = mixed(np.array([seed & (2**64 - 1)], np.uint64) + np.uint64(_GOLDEN))
     steps = np.arange(1, dim + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-    bits = _mixed(_mixed(start[..., None] ^ salt) + steps)
+    bits = mixed(mixed(start[..., None] ^ salt) + steps)
     uniform = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return np.asarray((2 * uniform - 1) * scale).astype(dtype)

@@ -22,7 +22,8 @@ from sbp.runtime.embedding.tables import (
     TableWise,
     Uncompressed,
 )
-from sbp.runtime.embedding.vocabulary import LeastRecentlyUsed, Vocabulary, initial_rows
+from sbp.runtime.embedding.eviction import LeastRecentlyUsed
+from sbp.runtime.embedding.vocabulary import Vocabulary, initial_rows
 
 KEY = jax.random.key(3)
 BATCH = 6

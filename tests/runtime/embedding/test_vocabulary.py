@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 
 from sbp.errors import EmbeddingError
-from sbp.runtime.embedding import sorted_keys
-from sbp.runtime.embedding.keys import NO_ID
-from sbp.runtime.embedding.vocabulary import (
+from sbp.runtime.embedding import vocabulary
+from sbp.runtime.embedding.admission import Admission
+from sbp.runtime.embedding.eviction import (
+    EvictionHeap,
     LeastFrequentlyUsed,
     LeastRecentlyUsed,
     Policy,
     Refuse,
-    Vocabulary,
-    initial_rows,
-    lowest,
 )
+from sbp.runtime.embedding.key_index import FEWEST_SLOTS, UNKNOWN, KeyIndex
+from sbp.runtime.embedding.keys import NO_ID
+from sbp.runtime.embedding.vocabulary import Vocabulary, initial_rows
 from tests.errors.messages import Messages, check_message
 
 MESSAGES: Messages = {
@@ -48,6 +49,15 @@ MESSAGES: Messages = {
         "at most 3: the capacity",
         "two keys of one batch cannot share a row",
         "a larger capacity, or smaller batches",
+    ),
+    "admission": (
+        lambda: Admission(least=0),
+        EmbeddingError,
+        "Admission",
+        f"Admission(least=0, slots={1 << 20})",
+        "least of 1..65535, slots of 1 or more",
+        "counts are of 16 bits",
+        "Admission(least=3)",
     ),
     "keys are floats": (
         lambda: Vocabulary(3, name="words").lookup([1.5]),
@@ -155,11 +165,7 @@ class Slow:
     ],
     ids=["lru", "lfu"],
 )
-@pytest.mark.parametrize("few", [2, 4096], ids=["merged often", "merged never"])
-def test_equals_a_dictionary(
-    policy: Policy, leaves: Callable, few: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sorted_keys, "FEW", few)
+def test_equals_a_dictionary(policy: Policy, leaves: Callable) -> None:
     random = np.random.default_rng(5)
     names = random.integers(-(1 << 62), 1 << 62, 60)
     v, slow = Vocabulary(25, policy), Slow(25, leaves)
@@ -175,6 +181,80 @@ def test_equals_a_dictionary(
         np.testing.assert_array_equal(v.find(names), [slow.row.get(k, NO_ID) for k in names.tolist()])
         evicted += len(gone)
     assert evicted > 50
+
+
+def test_an_index_equals_a_dictionary() -> None:
+    """Through growth, and with keys that are removed from the middle of a run of slots."""
+    random, index, wanted = np.random.default_rng(0), KeyIndex(), dict[int, int]()
+    names = random.integers(-(1 << 62), 1 << 62, 700)
+    for step in range(120):
+        new = np.array(
+            [k for k in random.choice(names, 30, replace=False).tolist() if k not in wanted], np.int64
+        )
+        index.add(new, (np.arange(new.size) + 1000 * step).astype(np.int32))
+        wanted |= {k: 1000 * step + i for i, k in enumerate(new.tolist())}
+        gone = random.choice(names, 20 if step % 40 > 10 else 0, replace=False)
+        index.remove(gone)
+        for key in gone.tolist():
+            wanted.pop(key, None)
+        assert index.find(names).tolist() == [wanted.get(k, UNKNOWN) for k in names.tolist()]
+        assert index.count == len(wanted)
+    assert index.keys.size > FEWEST_SLOTS
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_heap_takes_out_what_a_sort_would(seed: int) -> None:
+    """Whatever was raised meanwhile, and whoever is held."""
+    random, n = np.random.default_rng(seed), 200
+    first, second = (random.integers(0, 9, n).astype(np.float64) for _ in range(2))
+    heap = EvictionHeap.of(first[:150], second[:150], n)
+    heap.put(np.arange(150, n, dtype=np.int32), first, second)
+    for _ in range(40):
+        raised = random.choice(n, 25, replace=False)
+        first[raised] += random.integers(0, 3, 25)
+        held = np.zeros(n, bool)
+        held[random.choice(n, 30, replace=False)] = True
+        leaves, aside = heap.take(12, first, second, held)
+        order = [i for i in np.lexsort((np.arange(n), second, first)) if not held[i]]
+        assert sorted(order[:12]) == leaves.tolist()
+        first[leaves] = random.integers(0, 20, 12)  # other keys have these rows now
+        heap.put(np.concatenate([leaves, aside]), first, second)
+
+
+@pytest.mark.parametrize("epoch", [8, 512])
+def test_lookups_of_long_ago_count_less(epoch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if every count were halved after each batch; also when counts are made smaller on the way."""
+    monkeypatch.setattr(vocabulary, "EPOCH", epoch)
+    random = np.random.default_rng(3)
+    v = Vocabulary(15, LeastFrequentlyUsed(half_life=1.0))
+    count, used, row, evicted = dict[int, float](), dict[int, int](), dict[int, int](), 0
+    for batch in range(40):
+        keys = np.minimum(random.zipf(1.4, 12) - 1, 39)
+        found, held = v.lookup(keys), {*keys.tolist()}
+        others = sorted((k for k in row if k not in held), key=lambda k: (count[k], used[k], row[k]))
+        gone = others[: found.evicted_keys.size]
+        assert {*found.evicted_keys.tolist()} == {*gone}
+        evicted += len(gone)
+        row = {k: int(v.find([k])[0]) for k in [*(k for k in row if k not in gone), *held]}
+        count = {k: (count.get(k, 0) if k not in gone else 0) / 2 for k in row}
+        for key in keys.tolist():
+            count[key], used[key] = count[key] + 1, batch
+    assert evicted > 30
+
+
+def test_a_key_gets_a_row_when_it_was_looked_up_often_enough() -> None:
+    v = Vocabulary(2, admission=Admission(least=3, slots=1 << 12))
+    assert v.lookup([7, 7, 8]).rows.tolist() == [NO_ID] * 3
+    found = v.lookup([8, 7])
+    assert (found.rows.tolist(), found.new_keys.tolist()) == ([NO_ID, 0], [7])
+    assert v.find([7, 8]).tolist() == [0, NO_ID]
+    w = Vocabulary.from_state(v.get_state(), admission=Admission(least=3, slots=1 << 12))
+    for one in (v, w):
+        assert one.lookup([8]).rows.tolist() == [1]  # its third lookup
+        before = one.get_state()
+        with pytest.raises(EmbeddingError, match="lets no key leave"):
+            one.lookup([9, 9, 9])
+        np.testing.assert_array_equal(one.get_state()["sketch"], before["sketch"])  # nothing has changed
 
 
 @pytest.mark.parametrize(("policy", "gone"), [(LeastRecentlyUsed(), 10), (LeastFrequentlyUsed(), 20)])
@@ -275,14 +355,6 @@ def test_a_state_is_set_in_place() -> None:
 def test_an_empty_vocabulary_can_be_saved(tmp_path: Path) -> None:
     Vocabulary(4).save(tmp_path / "v.npz")
     assert Vocabulary.load(tmp_path / "v.npz", Refuse()).lookup([3]).rows.tolist() == [0]
-
-
-@pytest.mark.parametrize("k", [0, 1, 7, 30])
-def test_lowest_equals_a_sort(k: int) -> None:
-    random = np.random.default_rng(k)
-    first, second = random.integers(0, 4, (2, 30))
-    wanted = np.sort(np.lexsort((np.arange(30), second, first))[:k])
-    np.testing.assert_array_equal(lowest([first, second], k), wanted)
 
 
 def test_initial_rows_depend_on_seed_and_key_alone() -> None:

@@ -16,7 +16,8 @@ import pytest
 import sbp
 from sbp.errors import ArgumentError, CheckpointError
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
-from sbp.runtime.embedding.vocabulary import LeastRecentlyUsed, Vocabulary
+from sbp.runtime.embedding.eviction import LeastRecentlyUsed
+from sbp.runtime.embedding.vocabulary import Vocabulary
 from sbp.runtime.training.hooks import vocabularies_in
 from tests.runtime.training import small
 from tests.runtime.training.small import batch_of, fitted
