@@ -9,13 +9,18 @@ It plans, so it needs no devices. The sizes are those of the MLPerf benchmarks o
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+import jax
 import optax
 
 import sbp
 from sbp.hardware.catalogue import BYTES_ONLY
 from sbp.runtime.embedding import Choice, FeatureConfig, TableConfig, choose
+from sbp.runtime.embedding.costs import KINDS, ROUNDED, TableStep, collection_of
+from sbp.runtime.hlo.meter import read_compiled
+from sbp.text.units import bytes_text
 
 ROWS = tuple(
     map(
@@ -45,10 +50,13 @@ def main(argv: Sequence[str] | None = None) -> Choice:
     parser.add_argument("--multi-hot", action="store_true", help="the bags of DLRM-DCNv2")
     parser.add_argument("--bytes", action="store_true", help="the fewest bytes, whatever the time")
     parser.add_argument("--placement", default="h100:8", help="KIND:AxB")
+    parser.add_argument("--hlo", action="store_true", help="compile for CPU devices, and meter the bytes")
     parser.add_argument("--memory", type=float, default=80e9, help="bytes per device")
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--tables", type=int, default=len(ROWS), help="the first of them")
     options = parser.parse_args(argv)
+    if options.hlo:
+        jax.config.update("jax_num_cpu_devices", 8)
     kind, _, sizes = options.placement.partition(":")
     choice = choose(
         features(MULTI_HOT if options.multi_hot else (1,) * len(ROWS), options.tables),
@@ -59,7 +67,25 @@ def main(argv: Sequence[str] | None = None) -> Choice:
         memory_limit=options.memory,
     )
     print(choice)
+    if options.hlo:
+        print("\nbytes of a step, as planned and in HLO compiled for CPU devices")
+        for name, planned, sent in in_hlo(choice):
+            print(f"{name:<12}{bytes_text(planned):>10}{bytes_text(sent):>10}")
     return choice
+
+
+def in_hlo(choice: Choice) -> Iterator[tuple[str, float, float]]:
+    """Of the choice and of each layout for all tables: its bytes as planned, and in compiled HLO."""
+    chips = sbp.placement("cpu", shape=choice.placement.shape, axes=choice.placement.axes)
+    step = TableStep(choice.batch, chips, choice.hardware, sbp.rows(optax.adagrad(0.05)))
+    layouts = {"as chosen": [f.table.placement for f in choice.features]}
+    layouts |= {n: [KINDS[n].make(chips.size)] * len(choice.tables) for n in choice.uniform}
+    for name, placements in layouts.items():
+        tables = [replace(f.table, placement=p) for f, p in zip(choice.features, placements, strict=True)]
+        own = [replace(f, table=table) for f, table in zip(choice.features, tables, strict=True)]
+        program, args = step.program(collection_of(own, chips.size, ROUNDED))
+        planned = program.plan(*args).wire_bytes
+        yield name, planned, read_compiled(program.lower(*args).compile()).wire_bytes
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def dlrm_case(choice: str, shape: Sequence[int], layers: int) -> Case:
 
     placement = sbp.placement("h100", shape=tuple(shape))
     key = [sbp.B] * len(shape)
-    rows_sbp = (*learner.in_sbp(placement, "rows"), key) if choice == "auto" else None
+    rows_sbp = (*learner.in_sbp(placement), key) if choice == "auto" else None
     return Case(step, make, (*learner.in_sbp(placement, choice), key), rows_sbp)
 
 

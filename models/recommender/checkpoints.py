@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import sbp
-from models.recommender.learner import Learner, collection_of
+from models.recommender.learner import AUTO, Learner, collection_of
 from sbp.runtime.embedding import Collection
 
 TABLES = "tables"
@@ -20,7 +20,9 @@ def checkpoints(path: str | Path, learner: Learner) -> sbp.TableCheckpoints:
         """The tables of a checkpoint of version 0.1, which has the name of their layout beside the state."""
         if TABLES not in extra:
             return learner.tables
+        lies = {**extra[TABLES]}
+        lies["layout"] = "rows" if lies["layout"] == AUTO else lies["layout"]  # then the planner split rows
         sizes = [table.vocabulary_size for table in learner.tables.tables]
-        return collection_of(sizes, learner.inputs.width, **extra[TABLES])
+        return collection_of(sizes, learner.inputs.width, **lies)
 
     return sbp.TableCheckpoints(path, learner.tables, earlier=earlier)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -43,6 +43,7 @@ class Data:
       sizes: the rows of each feature's table.
       hashing: whether keys are hashed to rows; otherwise they are rows.
       teacher: who knows the truth, of synthetic clicks.
+      learned: whether keys stay keys, and vocabularies give them rows.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Data:
     sizes: tuple[int, ...]
     hashing: bool
     teacher: Teacher | None = None
+    learned: bool = False
 
     def refused(
         self, got: str, legal: str, fix: str, why: str = "models are trained by batches"
@@ -60,7 +62,7 @@ class Data:
         return DataError(Problem("data", self.name, got, legal, why, fix))
 
     def rows(self, batch: Batch) -> Batch:
-        """The batch with int32 rows of tables in place of its keys.
+        """The batch with int32 rows of tables in place of its keys, unless vocabularies are to give these.
 
         Raises:
           DataError: if a feature is multi-hot, or if a key that is to be a row is none.
@@ -68,6 +70,8 @@ class Data:
         if isinstance(batch.keys, tuple):
             why = "these models look up one row for each feature"
             raise self.refused("a multi-hot feature", "one key in each column", "a file without lists", why)
+        if self.learned:
+            return replace(batch, keys=np.asarray(batch.keys, np.int64))
         if self.hashing:
             return replace(batch, keys=hashed(batch.keys, self.sizes))
         sizes = np.array(self.sizes)
@@ -177,8 +181,12 @@ def flow(
     return Flow(data.pieces(sources, skip * size), stages, names=("read", name))
 
 
+Begun = TypeVar("Begun")
+"""A flow, or what is made of one."""
+
+
 @dataclass
-class Feed:
+class Feed(Generic[Begun]):
     """The batches of a training as `sbp.fit` takes them: a run that goes on has no work with those before.
 
     Arguments:
@@ -186,10 +194,10 @@ class Feed:
       flow: what training took its batches from, the last time.
     """
 
-    begun: Callable[[int], Flow]
-    flow: Flow | None = None
+    begun: Callable[[int], Begun]
+    flow: Begun | None = None
 
-    def batches_from(self, step: int) -> Flow:
+    def batches_from(self, step: int) -> Begun:
         """The batches behind the first ones; left, it has stopped all its threads."""
         self.flow = self.begun(step)
         return self.flow

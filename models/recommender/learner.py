@@ -15,18 +15,22 @@ import optax
 import sbp
 from models.recommender.batch import Batch
 from models.recommender.layers import Inputs
-from sbp import AUTO, B, S
+from sbp import B, S
 from sbp.placement import Placement
 from sbp.runtime.embedding import (
+    Choice,
     Collection,
     ColumnWise,
     FeatureConfig,
+    Renewal,
     Replicated,
     RowWise,
     TableConfig,
     TableWise,
+    choose,
+    renewed,
 )
-from sbp.runtime.embedding.optimizers import ftrl, rowwise_adagrad
+from sbp.runtime.embedding.optimizers import ftrl, rowwise_adagrad, rowwise_adam
 from sbp.runtime.embedding.tables import TableLayout
 
 PyTree: TypeAlias = Any
@@ -34,14 +38,14 @@ PyTree: TypeAlias = Any
 ROUNDED = 256
 """Rows of a stack are rounded up to a multiple of this, so that the same stacks fit many placements."""
 
-# What `--table` stands for, made of the number of devices. "auto" leaves it to the planner how they lie.
+# What `--table` stands for, made of the number of devices; `AUTO` chooses one of them for each table.
 LAYOUTS: Mapping[str, Callable[[int], TableLayout]] = {
     "rows": lambda devices: RowWise(),
     "whole": TableWise,
     "columns": lambda devices: ColumnWise(),
     "replicated": lambda devices: Replicated(),
-    "auto": lambda devices: RowWise(),
 }
+AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ OPTIMIZERS: Mapping[str, TableOptimizer] = {
     "adagrad": TableOptimizer(partial(optax.adagrad, initial_accumulator_value=1e-8, eps=1e-10), 0.05),
     "rowwise": TableOptimizer(partial(rowwise_adagrad, initial=1e-8), 0.05),
     "adam": TableOptimizer(optax.adam, 0.005),
+    "rowwise-adam": TableOptimizer(rowwise_adam, 0.005),
     "ftrl": TableOptimizer(partial(ftrl, initial=1e-8, beta=1e-4), 0.05),
 }
 
@@ -92,13 +97,25 @@ def collection(sizes: Sequence[int], width: int, layout: TableLayout, devices: i
         TableConfig(f"C{i}", size, width, initializer=initial, placement=layout)
         for i, size in enumerate(sizes, 1)
     ]
-    features = tuple(FeatureConfig(table.name, table) for table in tables)
+    features = tuple(FeatureConfig(table.name, table, (None,)) for table in tables)
     return Collection(features, multiple=math.lcm(ROUNDED, devices))
 
 
 def collection_of(sizes: Sequence[int], width: int, layout: str, devices: int) -> Collection:
     """The same with a layout by its name, one of `LAYOUTS`."""
     return collection(sizes, width, LAYOUTS[layout](devices), devices)
+
+
+def chosen(sizes: Sequence[int], width: int, batch: int, placement: Placement, optimizer: Any) -> Choice:
+    """The cheapest layout of each table.
+
+    Arguments:
+      sizes, width: as of `collection`.
+      batch: clicks per step.
+      optimizer: of the tables.
+    """
+    features = collection(sizes, width, RowWise(), placement.size).features
+    return choose(features, batch, placement, optimizer=sbp.rows(optimizer))
 
 
 def _by_rows(stack: jax.Array) -> jax.Array:
@@ -168,16 +185,18 @@ class Learner:
         params = {"tables": tables, "dense": optax.apply_updates(params["dense"], dense)}
         return params, {"tables": table_state, "dense": dense_state}, loss
 
-    def in_sbp(self, placement: Placement, layout: str) -> tuple[PyTree, PyTree, PyTree]:
-        """The signatures of the arguments of `step`: batch and tables are split over all axes.
+    def renewed_step(
+        self, params: PyTree, state: PyTree, batch: Batch, change: Renewal
+    ) -> tuple[PyTree, PyTree, jax.Array]:
+        """`step`, before which rows of new keys begin anew."""
+        key, by_row = jax.random.key(0), sbp.rows(self.table_optimizer)
+        tables, kept = renewed(self.tables, params["tables"], state["tables"], by_row, change, key)
+        return self.step({**params, "tables": tables}, {**state, "tables": kept}, batch)
 
-        Arguments:
-          layout: a key of `LAYOUTS`; with "auto" the planner chooses how tables and their state lie.
-        """
+    def in_sbp(self, placement: Placement) -> tuple[PyTree, PyTree, PyTree]:
+        """The signatures of the arguments of `step`: batch and tables are split over all axes."""
         batch = [S(0)] * placement.ndim
         whole = [B] * placement.ndim
-        if layout == "auto":
-            return {"tables": AUTO, "dense": whole}, {"tables": AUTO, "dense": whole}, batch
         params = jax.eval_shape(self.init, jax.random.key(0))
         state = jax.eval_shape(self.init_state, params)["tables"]
         lies = [self.tables.in_sbp(placement, like=tree) for tree in (params["tables"], state)]

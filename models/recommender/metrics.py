@@ -91,3 +91,23 @@ def _sorted(parts: list[NDArray[np.float32]]) -> NDArray[np.float32]:
     joined.sort()
     parts[:] = [joined]
     return joined
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How well held-out clicks were predicted.
+
+    Arguments:
+      auc: over the whole set.
+      log_loss: mean cross-entropy in nats.
+      samples: how many clicks.
+    """
+
+    auc: float
+    log_loss: float
+    samples: int
+
+    @staticmethod
+    def of(clicks: Clicks) -> Score:
+        """The score of all that was added."""
+        return Score(clicks.auc(), clicks.log_loss(), len(clicks))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,41 +21,31 @@ from models.recommender.checkpoints import checkpoints
 from models.recommender.feed import Data
 from models.recommender.layers import Inputs
 from models.recommender.layout import CRITEO, PREPARED
-from models.recommender.learner import LAYOUTS, OPTIMIZERS, Learner, Model, collection_of
-from models.recommender.metrics import Clicks
+from models.recommender.learner import (
+    AUTO,
+    LAYOUTS,
+    OPTIMIZERS,
+    Learner,
+    Model,
+    chosen,
+    collection_of,
+)
+from models.recommender.metrics import Clicks, Score
+from models.recommender.pace import SHOWN, Pace
 from models.recommender.stages import Flow
 from models.recommender.synthetic import CARDINALITIES, DENSE
+from models.recommender.vocabularies import POLICIES, Learning, LearningFeed, Vocabularies
+from sbp import B
 from sbp.placement import Placement
+from sbp.runtime.embedding import Collection
 from sbp.runtime.training.metrics import Log
 
 PyTree: TypeAlias = Any
 
 HASHED_ROWS = 100_000
-SHOWN = 10
-"""How many losses a run prints."""
 CHECKED = 50
 """How many steps are compared with one device, at most."""
 CHECK = f"repeat the first {CHECKED} steps in 64 bits, distributed and on one device, and compare"
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """How well held-out clicks were predicted.
-
-    Arguments:
-      auc: over the whole set.
-      log_loss: mean cross-entropy in nats.
-      samples: how many clicks.
-    """
-
-    auc: float
-    log_loss: float
-    samples: int
-
-    @staticmethod
-    def of(clicks: Clicks) -> Score:
-        """The score of all that was added."""
-        return Score(clicks.auc(), clicks.log_loss(), len(clicks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +90,10 @@ def parser(prog: str, model: Model) -> argparse.ArgumentParser:
     )
     add("--held-out", type=int, default=50_000, help="clicks to evaluate on, at most")
     add("--placement", default="cpu:8", help="KIND:AxBxC; CPU devices are made as needed")
-    add("--table", choices=tuple(LAYOUTS), default="rows", help="how tables are split; whole ones, or auto")
+    add("--table", choices=(*LAYOUTS, AUTO), default="rows", help="how tables lie; auto: each as is cheapest")
+    add("--vocabulary", type=int, metavar="N", help="give keys rows as they appear, N in each table")
+    add("--evict", choices=tuple(POLICIES), default="lru", help="which key of a full --vocabulary leaves")
+    add("--admit", type=int, default=1, metavar="K", help="lookups before --vocabulary gives a key a row")
     add("--width", type=int, default=16, help="of a row of a table")
     add("--optimizer", choices=tuple(OPTIMIZERS), default="adagrad", help="of the tables")
     add("--lr", type=float, help="learning rate of the tables; default: the optimizer's own")
@@ -141,7 +133,7 @@ def example(
         batch = jax.eval_shape(lambda batch: batch, Batch(np.zeros(n, np.float32), dense, keys))
         return params, jax.eval_shape(learner.init_state, params), batch
 
-    return train_step, arguments, lambda placement: learner.in_sbp(placement, defaults.table)
+    return train_step, arguments, lambda placement: learner.in_sbp(placement)
 
 
 def main(prog: str, model: Model, argv: Sequence[str] | None = None) -> Result:
@@ -152,18 +144,42 @@ def main(prog: str, model: Model, argv: Sequence[str] | None = None) -> Result:
     out.mkdir(parents=True, exist_ok=True)
     data = _data(args)
     inputs = Inputs(len(data.layout.dense), len(data.sizes), args.width)
-    tables = collection_of(data.sizes, args.width, args.table, placement.size)
     rule = OPTIMIZERS[args.optimizer]
     by_rows = rule.make(rule.lr if args.lr is None else args.lr)
+    tables = _tables(args, data, placement, by_rows)
     learner = Learner(model, inputs, tables, by_rows, optax.adam(args.dense_lr))
     train.speaker()(
         f"{type(model).__name__}, {sum(data.sizes):,} rows in {len(data.sizes)} tables, on {data.name}\n"
         f"on {placement}, --table {args.table}, --optimizer {args.optimizer}\n"
     )
-    return Run(args, data, learner, placement).all(out)
+    known = None
+    if args.vocabulary:
+        known = Vocabularies(tables, POLICIES[args.evict], args.admit)
+    return Run(args, data, learner, placement, known).all(out)
+
+
+def _tables(args: argparse.Namespace, data: Data, placement: Placement, by_rows: Any) -> Collection:
+    """The tables of the command line; what was chosen is printed with its reasons."""
+    if args.table != AUTO:
+        return collection_of(data.sizes, args.width, args.table, placement.size)
+    choice = chosen(data.sizes, args.width, args.batch, placement, by_rows)
+    train.speaker()(f"{choice}\n")
+    return choice.collection()
 
 
 def _data(args: argparse.Namespace) -> Data:
+    """The clicks of the command line; with vocabularies, keys stay keys."""
+    found = _clicks(args)
+    if not args.vocabulary:
+        return found
+    if args.baseline or args.rows:
+        raise ValueError(
+            "--vocabulary N: keys have no rows before training, which --baseline and --rows need"
+        )
+    return replace(found, sizes=(args.vocabulary,) * len(found.sizes), hashing=False, learned=True)
+
+
+def _clicks(args: argparse.Namespace) -> Data:
     """The files of the command line, or synthetic ones."""
     if not args.data:
         samples = args.batch * args.steps if args.samples is None else args.samples
@@ -174,42 +190,6 @@ def _data(args: argparse.Namespace) -> Data:
     return Data(name, tuple(args.data), tuple(args.test), layout, sizes, hashing=True)
 
 
-@dataclass
-class Pace:
-    """Prints some losses of a training as they come, and in the end how fast that was; takes rows of `fit`.
-
-    Arguments:
-      say: what prints.
-      every: steps between two losses that are printed; the first one is printed too.
-      began: when training began, by `time.perf_counter`.
-      first: when the first loss was there.
-      steps: how many there are.
-    """
-
-    say: Callable[..., None]
-    every: int
-    began: float = field(default_factory=time.perf_counter)
-    first: float = 0.0
-    steps: int = 0
-
-    def __call__(self, row: Mapping[str, float]) -> None:
-        self.steps += 1
-        if self.steps == 1:
-            self.first = time.perf_counter()
-        if self.steps == 1 or row["step"] % self.every == 0:
-            self.say(f"  step {row['step']:>6}: loss {row['loss']:.4f}")
-
-    def end(self, flow: object, batch: int) -> None:
-        """Prints the rates of the stages, the time to the first loss, and the rate from there on."""
-        if self.steps:
-            rate = (self.steps - 1) * batch / (time.perf_counter() - self.first)
-            self.say(f"{flow}")
-            self.say(
-                f"{self.first - self.began:.1f} s to the first loss with compilation, "
-                f"then {rate:,.0f} samples/s\n"
-            )
-
-
 @dataclass(frozen=True)
 class Run:
     """One run of the command; of several processes all do the same, and process 0 prints."""
@@ -218,21 +198,30 @@ class Run:
     data: Data
     learner: Learner
     placement: Placement
+    vocabularies: Vocabularies | None = None
     say: Callable[..., None] = field(default_factory=train.speaker)
 
     def all(self, out: Path) -> Result:
         """Plan, training, comparison, evaluation."""
-        in_sbp = self.learner.in_sbp(self.placement, self.args.table)
-        step = sbp.compile(self.learner.step, self.placement, in_sbp=in_sbp, donate_argnums=(0, 1))
+        in_sbp = self.learner.in_sbp(self.placement)
+        # What changes in vocabularies is the same on all devices.
+        every = in_sbp if self.vocabularies is None else (*in_sbp, [B] * self.placement.ndim)
+        step = sbp.compile(self._step, self.placement, in_sbp=every, donate_argnums=(0, 1))
         batch, start = self.data.first(self.args.batch), self._start()
-        plan = step.plan(*start, batch)
+        first = (batch,) if self.vocabularies is None else self.vocabularies.empty().learn(batch)
+        plan = step.plan(*start, *first)
         if jax.process_index() == 0:
             plan.save(str(out / "plan.html"))
         self.say(plan, end="\n\n")
 
         copy = feed.copy_to(step.in_shardings[2])
         runs = train.checkpoints(self.args, partial(checkpoints, learner=self.learner))
-        saving = {"checkpoint": runs, "save_every": self.args.save_every, "log": train.logs(self.args)}
+        saving = {
+            "known": self.vocabularies,
+            "checkpoint": runs,
+            "save_every": self.args.save_every,
+            "log": train.logs(self.args),
+        }
         done = self.trained(step, start, copy, str(self.placement), self.args.steps, **saving)
         losses = [row["loss"] for row in done.history]
         result = Result(done.state[0], losses, plan, {}, None, done.step - len(losses))
@@ -244,9 +233,9 @@ class Run:
         difference = self.compared(step, copy) if self.args.check else None
 
         scorer = sbp.compile(self.learner.scores, self.placement, in_sbp=(in_sbp[0], in_sbp[2]))
-        placed, _ = scorer.place(done.state[0], copy(batch))
+        placed, _ = scorer.place(done.state[0], self._looked_up(copy)(batch))
         name = type(self.learner.model).__name__
-        scores = {name: self.evaluated(name, partial(scorer, placed), copy, done.step)}
+        scores = {name: self.evaluated(name, partial(scorer, placed), self._looked_up(copy), done.step)}
         scores |= self.others(done.step)
         _show(scores, self.data.name, self.say)
         return replace(result, scores=scores, difference=difference)
@@ -261,9 +250,28 @@ class Run:
         workers = feed.Workers(self.args.parsers, self.args.copiers)
         return feed.flow(self.data, sources, self.args.batch, cut, copy, workers, name, skip)
 
-    def _training(self, copy: feed.Copy, steps: int, first: int) -> Flow:
-        """The batches of the steps behind the first ones."""
-        return self._flow(self.data.train, feed.full(self.args.batch, steps - first), copy, "train", first)
+    @property
+    def _step(self) -> Callable[..., Any]:
+        return self.learner.step if self.vocabularies is None else self.learner.renewed_step
+
+    def _looked_up(self, copy: feed.Copy) -> feed.Copy:
+        """The copy of a batch to evaluate on, with the rows of the keys that have some."""
+        known = self.vocabularies
+        return copy if known is None else lambda batch: copy(known.rows(batch))
+
+    def _feed(self, copy: feed.Copy, steps: int, known: Vocabularies | None) -> feed.Feed[Any]:
+        """The batches of a training."""
+
+        def begun(first: int, copy: feed.Copy = copy) -> Flow:
+            """Those of the steps behind the first ones."""
+            cut = feed.full(self.args.batch, steps - first)
+            return self._flow(self.data.train, cut, copy, "train", first)
+
+        if known is None:
+            return feed.Feed(begun)
+        return LearningFeed(
+            lambda n: Learning(begun(n, lambda batch: batch), known, copy), vocabularies=known
+        )
 
     def trained(
         self,
@@ -273,16 +281,18 @@ class Run:
         where: str,
         steps: int,
         *,
+        known: Vocabularies | None = None,
         log: Sequence[Log] = (),
         **saving: Any,
     ) -> sbp.training.FitResult:
         """What `fit` has left; prints some losses, and the rates of the stages.
 
         Arguments:
+          known: what gives rows to keys.
           saving: where, and how often, as of `fit`.
         """
         self.say(f"training on {where}")
-        batches, pace = feed.Feed(partial(self._training, copy, steps)), Pace(self.say, -(-steps // SHOWN))
+        batches, pace = self._feed(copy, steps, known), Pace(self.say, -(-steps // SHOWN))
         done = sbp.fit(step, start, batches, steps=steps, log=[*log, pace], **saving)
         pace.end(batches.flow, self.args.batch)
         return done
@@ -290,11 +300,11 @@ class Run:
     def alone(self, start: tuple[PyTree, PyTree], steps: int) -> tuple[PyTree, list[float]]:
         """Parameters and losses of the first steps on one device, in a plain loop."""
         self.say("training on one device, in 64 bits")
-        once = jax.jit(self.learner.step, donate_argnums=(0, 1))
+        once = jax.jit(self._step, donate_argnums=(0, 1))
         (params, state), losses, pace = start, list[float](), Pace(self.say, -(-steps // SHOWN))
-        with self._training(feed.copied, steps, 0) as batches:
+        with self._feed(feed.copied, steps, self._empty()).batches_from(0) as batches:
             for batch in batches:
-                params, state, loss = once(params, state, batch)
+                params, state, loss = once(params, state, *(batch if isinstance(batch, tuple) else (batch,)))
                 losses.append(float(loss))
                 pace({"step": len(losses), "loss": losses[-1]})
         pace.end(batches, self.args.batch)
@@ -309,12 +319,16 @@ class Run:
         steps, start = min(self.args.steps, CHECKED), sbp.to_host(self._start())
         with jax.enable_x64(True):
             params, state = (jax.tree.map(_doubled, tree) for tree in start)
-            done = self.trained(step, (params, state), copy, f"{self.placement}, in 64 bits", steps)
+            where = f"{self.placement}, in 64 bits"
+            done = self.trained(step, (params, state), copy, where, steps, known=self._empty())
             losses = [row["loss"] for row in done.history]
             alone, expected = self.alone((params, state), steps)
             difference = train.compare(sbp.to_host(done.state[0]), losses, jax.device_get(alone), expected)
         self.say(f"largest difference to one device in {steps} steps of 64 bits: {difference}\n")
         return difference
+
+    def _empty(self) -> Vocabularies | None:
+        return None if self.vocabularies is None else self.vocabularies.empty()
 
     def evaluated(
         self, name: str, scorer: Callable[[Batch], jax.Array], copy: feed.Copy, trained: int

@@ -4,14 +4,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from sbp.compat import core
-from sbp.compat.untyped import PyTree
+from sbp.compat.untyped import PyTree, TreeDef
 from sbp.hardware.catalogue import BYTES_ONLY, Hardware
 from sbp.layout import local_shape
 from sbp.lazy import Optimizer
@@ -31,7 +31,8 @@ from sbp.runtime.embedding.tables import (
     Uncompressed,
 )
 from sbp.runtime.program.compile import compile
-from sbp.signature import B, Signature, Split
+from sbp.runtime.program.program import Program
+from sbp.signature import Signature, Split
 
 Stacks: TypeAlias = dict[str, jax.Array]
 """Stack -> its array."""
@@ -117,7 +118,16 @@ class TableStep:
         return one.wire_bytes if self.hardware == BYTES_ONLY else one.seconds
 
     def plan(self, collection: Collection) -> tuple[Plan, Estimate]:
-        """The plan of lookup, pooling and update; vectors leave, and gradients come, split by batch."""
+        """The plan of a step, and what it costs."""
+        program, args = self.program(collection)
+        plan = program.plan(*args)
+        sent = {kind: wire_bytes for kind, (_, wire_bytes) in plan.by_kind().items()}
+        largest = max(sent.items(), key=lambda item: item[1], default=None)
+        return plan, Estimate(plan.wire_bytes, plan.seconds, self.held(collection), largest)
+
+    def program(self, collection: Collection) -> tuple[Program[..., Any], tuple[PyTree, ...]]:
+        """Lookup, pooling and update, and the shapes of its arguments; vectors leave, and gradients come,
+        split by batch."""
         tables, state, lying = self._stored(collection)
         inputs = {f.name: self._ids(f) for f in collection.features}
         params = _structs(collection)
@@ -142,27 +152,22 @@ class TableStep:
             # What fits is decided by who asks.
             options=Options(hardware=self.hardware, memory_limit=math.inf),
         )
-        plan = program.plan(params, state, inputs, slopes)
-        sent = {kind: wire_bytes for kind, (_, wire_bytes) in plan.by_kind().items()}
-        largest = max(sent.items(), key=lambda item: item[1], default=None)
-        return plan, Estimate(plan.wire_bytes, plan.seconds, self.held(collection), largest)
+        return program, (params, state, inputs, slopes)
 
     def held(self, collection: Collection) -> float:
         """Bytes of tables and optimizer state on one device."""
-        tables, state, _ = self._stored(collection)
-        rows = _by_row_structs(collection)
+        tables, state, lying = self._stored(collection)
         pairs = [(x, tables[n]) for n, x in _structs(collection).items()]
-        for n, tree in state.items():
-            pairs += [(x, _as_rows(tables[n], rows[n], x)) for x in jax.tree.leaves(tree)]
+        tree: TreeDef = jax.tree.structure(state)
+        pairs += zip(jax.tree.leaves(state), tree.flatten_up_to(lying), strict=True)
         shape = self.placement.shape
         return sum(math.prod(local_shape(x.shape, nd, shape)) * core.itemsize(x.dtype) for x, nd in pairs)
 
     def _stored(self, collection: Collection) -> tuple[dict[str, list[Signature]], dict[str, PyTree], PyTree]:
         """How the tables lie, the state of their optimizer, and how it lies."""
-        tables, rows = collection.in_sbp(self.placement), _by_row_structs(collection)
+        rows = jax.eval_shape(_by_row, _structs(collection))
         state = {n: jax.eval_shape(self.optimizer.init, x) for n, x in rows.items()}
-        lying = {n: jax.tree.map(lambda x, n=n: _as_rows(tables[n], rows[n], x), state[n]) for n in state}
-        return tables, state, lying
+        return collection.in_sbp(self.placement), state, collection.in_sbp(self.placement, like=state)
 
     def _ids(self, feature: FeatureConfig) -> jax.ShapeDtypeStruct:
         hotness = (n for n in (feature.input_shape or ())[1:] if n is not None)
@@ -193,22 +198,6 @@ def _by_row(stacks: Mapping[str, jax.Array]) -> Stacks:
 def _structs(collection: Collection) -> Structs:
     """The arrays of a collection."""
     return {n: core.struct(s.shape, s.tables[0].dtype) for n, s in collection.stacks.items()}
-
-
-def _by_row_structs(collection: Collection) -> Structs:
-    made: Structs = jax.eval_shape(_by_row, _structs(collection))
-    return made
-
-
-def _as_rows(
-    table: Sequence[Signature], rows: jax.ShapeDtypeStruct, leaf: jax.ShapeDtypeStruct
-) -> list[Signature]:
-    """How a leaf of the state of a table lies: as the table, along the dims that it shares with its rows."""
-
-    def shared(s: Signature) -> bool:
-        return isinstance(s, Split) and leaf.shape[s.dim : s.dim + 1] == rows.shape[s.dim : s.dim + 1]
-
-    return [s if shared(s) else B for s in table]
 
 
 def possible(table: TableConfig, layout: str, devices: int) -> bool:

@@ -52,21 +52,30 @@ def initial_stacks(
     return found
 
 
-def initial_rows(stack: Stack, key: jax.Array, row: jax.Array) -> jax.Array:
+def initial_rows(
+    stack: Stack, key: jax.Array, row: jax.Array, seeds: jax.Array | None = None, *, lazily: bool = False
+) -> jax.Array:
     """The initial values of some rows of a stack, `[n] -> [n, dim]`; zeros for rows of nobody.
 
-    A row depends on the key, the name of its table and its id alone.
+    A row depends on the key, the name of its table, and its seed alone.
+
+    Arguments:
+      seeds: of the rows, `[n]` uint32; None for their ids.
+      lazily: whether to look first which tables' rows are there at all.
     """
     by_name = {p.name: p for p in stack.parts}
     parts = [by_name[name] for name in stack.row_map.names]
     part, ids = stack.row_map.owner(row)
     of_table = jnp.stack([jax.random.fold_in(key, zlib.crc32(p.name.encode())) for p in parts])
-    keys = jax.vmap(jax.random.fold_in)(of_table[jnp.maximum(part, 0)], ids)
+    keys = jax.vmap(jax.random.fold_in)(of_table[jnp.maximum(part, 0)], ids if seeds is None else seeds)
     out = jnp.zeros((row.shape[0], stack.shape[-1]), stack.tables[0].dtype)
     for recipe, made in _recipes(parts).items():
-        flags = jnp.asarray(made)[part]
+        flags, put = jnp.asarray(made)[part], partial(_put, recipe)
         # A piece of a large table has rows of few tables: what makes the others need not run.
-        out = lax.cond(flags.any(), partial(_put, recipe), lambda out, *_: out, out, flags, keys)
+        if lazily:
+            out = lax.cond(flags.any(), put, lambda out, *_: out, out, flags, keys)
+        else:
+            out = put(out, flags, keys)
     return out
 
 
@@ -116,7 +125,8 @@ def _made(stack: Stack, shard: TableShard, key: jax.Array) -> jax.Array:
 
     def piece(i: ArrayLike, out: jax.Array) -> jax.Array:
         begin = jnp.minimum(i * np.int32(rows), np.int32(n - rows))  # the last one overlaps
-        values = initial_rows(stack, key, shard.rows(begin + lax.iota(np.int32, rows)))
+        own_rows = shard.rows(begin + lax.iota(np.int32, rows))
+        values = initial_rows(stack, key, own_rows, lazily=True)
         own = lax.dynamic_slice_in_dim(values, shard.first[-1], columns, axis=1)
         return lax.dynamic_update_slice_in_dim(out, own, begin, 0)
 

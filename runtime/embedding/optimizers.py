@@ -40,6 +40,54 @@ def rowwise_adagrad(learning_rate: float, initial: float = 0.1, epsilon: float =
     return Transformation(init, update)
 
 
+class RowwiseAdamState(NamedTuple):
+    """Row-wise Adam's state: steps so far, a first moment per weight, a second one per row."""
+
+    steps: jax.Array
+    mu: PyTree
+    nu: PyTree
+
+
+def rowwise_adam(
+    learning_rate: float, b1: float = 0.9, b2: float = 0.999, epsilon: float = 1e-8
+) -> Transformation:
+    """Adam with one second moment per row, that of the mean of the row's squared gradients.
+
+    The state of a table "v d" has v x d + v numbers instead of 2 x v x d. It is what FBGEMM calls partial
+    row-wise Adam, without weight decay: https://github.com/pytorch/FBGEMM, `OptimType`.
+
+    Arguments:
+      learning_rate: of a step.
+      b1, b2: decay of the moments.
+      epsilon: added to the root of the second moment, which is corrected for its start from zero.
+
+    >>> tx, table = rowwise_adam(1.0), jnp.zeros((2, 4))
+    >>> added, state = tx.update(jnp.ones((2, 4)), tx.init(table), table)
+    >>> added.round(3)[0].tolist(), state.nu.shape
+    ([-1.0, -1.0, -1.0, -1.0], (2,))
+    """
+
+    def init(params: PyTree) -> RowwiseAdamState:
+        nu = jax.tree.map(lambda p: jnp.zeros(p.shape[:1], p.dtype), params)
+        return RowwiseAdamState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), nu)
+
+    def update(grads: PyTree, state: RowwiseAdamState, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        steps = state.steps + 1
+
+        def step(grad: jax.Array, mu: jax.Array, nu: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+            mu = b1 * mu + (1 - b1) * grad
+            nu = b2 * nu + (1 - b2) * jnp.square(grad).mean(axis=tuple(range(1, grad.ndim)))
+            root = jnp.sqrt(nu / (1 - b2 ** steps.astype(nu.dtype))) + epsilon
+            first = mu / (1 - b1 ** steps.astype(mu.dtype))
+            return -learning_rate * first / root.reshape(root.shape + (1,) * (grad.ndim - 1)), (mu, nu)
+
+        added, after = _split(jax.tree.map(step, grads, state.mu, state.nu), grads)
+        mu, nu = (jax.tree.map(lambda _, s, i=i: s[i], grads, after) for i in (0, 1))
+        return added, RowwiseAdamState(steps, mu, nu)
+
+    return Transformation(init, update)
+
+
 class FtrlState(NamedTuple):
     """FTRL's two numbers per weight: the sum of squared gradients, and the sum that gives the weight."""
 

@@ -118,7 +118,7 @@ class RowMap:
         """Of each row, the number of what is stored there, -1 for nothing, and its id."""
         begins, rows = np.array(self.begins, np.int32), np.array(self.rows, np.int32)
         position = self.spread.position(row)
-        part = jnp.searchsorted(begins, position, side="right").astype(np.int32) - 1
+        part = jnp.searchsorted(begins, position, side="right", method="scan_unrolled").astype(np.int32) - 1
         found = jnp.maximum(part, 0)
         ids = position - jnp.asarray(begins)[found]
         return jnp.where(ids < jnp.asarray(rows)[found], part, -1), ids

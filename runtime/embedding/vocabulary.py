@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import uuid
 import zipfile
@@ -21,6 +22,7 @@ from sbp.runtime.embedding.eviction import EvictionHeap, Policy, Refuse, columns
 from sbp.runtime.embedding.key_index import UNKNOWN, KeyIndex, Keys, Rows
 from sbp.runtime.embedding.keys import LIMITS, NO_ID, as_keys, problem
 
+LOG = logging.getLogger("sbp")
 EPOCH = 512
 """Half-lives after which counts are made smaller, before they overflow."""
 
@@ -212,23 +214,27 @@ class Vocabulary:
         }
 
     def set_state(self, state: Mapping[str, ArrayLike]) -> None:
-        """Continues from the state of another vocabulary with as many rows.
+        """Continues from the state of another vocabulary with as many rows, or with fewer: then it has grown.
 
         Raises:
-          EmbeddingError: if an array is missing, if the arrays contradict each other, or if the capacity
-            differs.
+          EmbeddingError: if an array is missing, if the arrays contradict each other, or if there were more
+            rows.
         """
-        new = Vocabulary.from_state(state, self.policy, name=self.name, admission=self.admission)
-        if new.capacity != self.capacity:
+        saved = int(np.asarray(state.get("capacity", 0)))
+        if saved > self.capacity:
             raise EmbeddingError(
                 problem(
                     f"{self.name}: a saved state",
-                    f"capacity {new.capacity}",
-                    f"{self.capacity}, its own",
-                    "the rows of a table are as many as its vocabulary gives away",
-                    f"Vocabulary({new.capacity}), and a table of as many rows",
+                    f"capacity {saved}",
+                    f"at most {self.capacity}, its own",
+                    "keys would lose their rows",
+                    f"Vocabulary({saved}), and a table of as many rows",
                 )
             )
+        grown = {**state, "capacity": np.array(self.capacity)} if saved else state
+        new = Vocabulary.from_state(grown, self.policy, name=self.name, admission=self.admission)
+        if saved < self.capacity:
+            LOG.info("%s has grown from %d to %d rows", self.name, saved, self.capacity)
         vars(self).update(vars(new))
 
     @classmethod

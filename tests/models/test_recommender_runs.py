@@ -1,11 +1,14 @@
 """Runs of the recommender models: their feeds, their commands, and how they go on where they were."""
 
 import argparse
+import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +161,69 @@ def test_the_command_goes_on_where_it_was_asked_to_end(
     found = [line.split(",") for line in (tmp_path / "metrics.csv").read_text().splitlines()[1:]]
     assert [(int(step), float(x)) for step, _, x in found] == [*enumerate(first.losses + then.losses, 1)]
     assert then.scores["DeepFM"].log_loss == pytest.approx(whole.scores["DeepFM"].log_loss, rel=1e-5)
+
+
+LEARNS = "--steps 6 --batch 24 --held-out 48 --width 4 --vocabulary 16 --save-every 2 --resume".split()
+"""Sixteen rows a table, which is less than the keys of C3."""
+KILLED = """
+import sys
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+from models import deepfm
+from models.recommender import training
+from tests.models.test_recommender_runs import of_three_features
+training._clicks = of_three_features
+deepfm.main(sys.argv[1:])
+"""
+
+
+def last_step(folder: Path) -> tuple[Any, Any]:
+    """What the last checkpoint of a run has: rows and state by key, and what is kept beside them."""
+    runs = sbp.Checkpoints(folder / "checkpoint")
+    assert runs.steps[-1] == 6
+    arrays = runs.path / "step_00000006"
+    return json.loads((arrays / "sbp_manifest.json").read_text())["leaves"], runs.extra(6)["fit.batches"]
+
+
+@pytest.mark.full
+def test_a_run_that_is_killed_gives_the_same_rows_to_the_same_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kill -9 when a step is there: who goes on ends with the keys, rows and state of a run left alone."""
+    monkeypatch.setattr(training, "_clicks", of_three_features)
+    command = [sys.executable, "-c", KILLED, *LEARNS, "--placement", "cpu:2"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    deepfm.main([*LEARNS, "--placement", "cpu:2", "--out", str(whole)])
+    process = subprocess.Popen([*command, "--out", str(killed)])
+    first = killed / "checkpoint" / "step_00000004" / "sbp_manifest.json"
+    while not first.exists() and process.poll() is None:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    assert process.returncode == -signal.SIGKILL
+    for step in sorted((killed / "checkpoint").glob("step_*"))[2:]:
+        shutil.rmtree(step)  # it was faster than the kill
+    deepfm.main([*LEARNS, "--placement", "cpu:2", "--out", str(killed)])
+    (leaves, kept), (others, also) = last_step(whole), last_step(killed)
+    assert leaves == others  # with checksums of all elements
+    jax.tree.map(np.testing.assert_array_equal, kept, also)
+    assert len(kept["C3"]["keys"]) == 16  # some have left
+    shutil.rmtree(whole / "checkpoint" / "step_00000006")
+    more = ["--vocabulary", "40", "--placement", "cpu:4", "--out", str(whole)]
+    grown = deepfm.main([*LEARNS, *more])
+    assert grown.first == 4 and len(grown.losses) == 2  # with more rows, on other devices
+
+
+@pytest.mark.full
+def test_the_command_with_vocabularies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On eight devices as on one, with keys that leave, and others that are too rare for a row."""
+    monkeypatch.setattr(training, "_clicks", of_three_features)
+    options = f"--steps 4 --batch 24 --held-out 48 --width 4 --check --out {tmp_path}".split()
+    result = deepfm.main([*options, "--vocabulary", "12", "--admit", "2", "--evict", "aged"])
+    assert result.difference is not None
+    assert result.difference.losses < 1e-13 and result.difference.params < 1e-13
+    with pytest.raises(ValueError, match="keys have no rows before training"):
+        deepfm.main([*options, "--vocabulary", "12", "--rows", "5"])
 
 
 def test_held_out_clicks_and_their_truth_are_the_same_rows() -> None:

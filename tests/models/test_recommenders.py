@@ -171,7 +171,7 @@ def exchanges(tables: int, model: Any) -> tuple[int, int]:
         shape((64, DENSE), np.float32),
         shape((64, tables), np.int32),  # type: ignore[arg-type]
     )
-    in_sbp = one.in_sbp(LINE, "rows")
+    in_sbp = one.in_sbp(LINE)
     program = sbp.compile(one.step, LINE, in_sbp=in_sbp, options=sbp.Options(hardware=SPLITTING))
     found = [c for c in program.plan(params, state, clicks).collectives if c.kind == "all_to_all"]
     backward = sum(c.count for c in found if "backward" in c.tensor)
@@ -188,15 +188,14 @@ def test_however_many_tables_there_are_one_exchange(model: str) -> None:
 
 
 def test_tables_and_their_state_lie_alike() -> None:
-    by_row = learner(optimizer="rowwise").in_sbp(GRID, "rows")
+    by_row = learner(optimizer="rowwise").in_sbp(GRID)
     assert by_row[0]["tables"] == by_row[1]["tables"]
     assert list(by_row[0]["tables"].values()) == [[S(0), S(0)]]
     assert by_row[2] == [S(0), S(0)]
     momentum, rowwise = (learner(layout="columns", optimizer=name) for name in ("momentum", "rowwise"))
-    ((trace, *_),) = momentum.in_sbp(LINE, "columns")[1]["tables"].values()
+    ((trace, *_),) = momentum.in_sbp(LINE)[1]["tables"].values()
     assert trace.trace == [S(1)]
-    assert list(rowwise.in_sbp(LINE, "columns")[1]["tables"].values()) == [[B]]
-    assert learner().in_sbp(LINE, "auto")[0]["tables"] is sbp.AUTO
+    assert list(rowwise.in_sbp(LINE)[1]["tables"].values()) == [[B]]
 
 
 def test_of_whole_tables_a_row_is_still_a_row() -> None:

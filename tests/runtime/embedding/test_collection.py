@@ -11,6 +11,7 @@ import sbp
 from sbp import S
 from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.collection import Collection
+from sbp.runtime.embedding.eviction import LeastRecentlyUsed
 from sbp.runtime.embedding.features import Bags, KeyedBags, PaddedBags
 from sbp.runtime.embedding.tables import (
     ColumnWise,
@@ -22,7 +23,6 @@ from sbp.runtime.embedding.tables import (
     TableWise,
     Uncompressed,
 )
-from sbp.runtime.embedding.eviction import LeastRecentlyUsed
 from sbp.runtime.embedding.vocabulary import Vocabulary, initial_rows
 
 KEY = jax.random.key(3)

@@ -119,6 +119,7 @@ def test_all_sizes_up_to_the_least_take_one_program_without_communication() -> N
     params = c.init(KEY, LINE)
     (stack,) = params
     shape = params[stack].shape
+    row_writer.cache_clear()
     writer = row_writer(shape[:1], shape, params[stack].sharding)
     for n in (1, 7, 40):
         params = c.write(params, "a", np.arange(n), np.full((n, 8), n, np.float32))

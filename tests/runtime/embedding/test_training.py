@@ -20,7 +20,7 @@ from sbp import B, S
 from sbp.hardware.catalogue import Hardware, Link
 from sbp.options import ExchangeOptions
 from sbp.passes.physical.program import Compute
-from sbp.runtime.embedding.optimizers import ftrl, rowwise_adagrad
+from sbp.runtime.embedding.optimizers import ftrl, rowwise_adagrad, rowwise_adam
 from sbp.runtime.hlo.meter import read_compiled
 
 Array = np.ndarray[Any, Any]
@@ -39,6 +39,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "adagrad": lambda: optax.adagrad(0.1),
     "rowwise": lambda: rowwise_adagrad(0.1),
     "adam": lambda: optax.adam(0.01, eps=1e-3),
+    "rowwise adam": lambda: rowwise_adam(0.01, epsilon=1e-3),
     "ftrl": lambda: ftrl(0.1, l1=1e-4, l2=0.1),
 }
 PLACEMENTS = (1,), (2,), (4,), (8,), (2, 4)

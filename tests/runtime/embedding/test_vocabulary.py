@@ -86,13 +86,13 @@ MESSAGES: Messages = {
         "it is not a result of get_state(): an array is missing, or a key is there twice",
         "save it again",
     ),
-    "state: of another capacity": (
-        lambda: Vocabulary(4, name="words").set_state(full().get_state()),
+    "state: of a larger capacity": (
+        lambda: Vocabulary(2, name="words").set_state(full().get_state()),
         EmbeddingError,
         "words: a saved state",
         "capacity 3",
-        "4, its own",
-        "the rows of a table are as many as its vocabulary gives away",
+        "at most 2, its own",
+        "keys would lose their rows",
         "Vocabulary(3), and a table of as many rows",
     ),
     "no file": (
@@ -350,6 +350,17 @@ def test_a_state_is_set_in_place() -> None:
     w.set_state(v.get_state())
     assert w.lookup([40]).evicted_keys.tolist() == v.lookup([40]).evicted_keys.tolist() == [10]
     assert w.batches == v.batches == 4
+
+
+def test_a_vocabulary_grows_where_it_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    v = Vocabulary(5, LeastRecentlyUsed(), name="words")
+    with caplog.at_level("INFO", "sbp"):
+        v.set_state(full().get_state())
+    assert caplog.messages == ["words has grown from 3 to 5 rows"]
+    assert v.find([10, 20, 30]).tolist() == [0, 1, 2]
+    found = v.lookup([40, 50])
+    assert (found.rows.tolist(), found.evicted_keys.size) == ([3, 4], 0)
+    assert v.lookup([60]).evicted_keys.tolist() == [10]
 
 
 def test_an_empty_vocabulary_can_be_saved(tmp_path: Path) -> None:
