@@ -28,7 +28,16 @@ def test_every_model_has_such_a_command() -> None:
     for name in gallery:
         page = (ROOT / "models" / name).read_text(encoding="utf-8")
         assert f"python -m sbp plan models/{name}:train_step" in page.split('"""')[1], name
-    assert gallery >= {"gpt.py", "mlp.py", "classifier.py", "resnet.py", "dlrm.py", "dcn.py", "deepfm.py"}
+    assert gallery >= {
+        "gpt.py",
+        "mlp.py",
+        "classifier.py",
+        "resnet.py",
+        "dlrm.py",
+        "dcn.py",
+        "deepfm.py",
+        "two_tower.py",
+    }
 
 
 @pytest.mark.some("sbp plan models/dcn.py:train_step --placement h100:8")
