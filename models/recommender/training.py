@@ -105,6 +105,8 @@ def parser(prog: str, model: Model) -> argparse.ArgumentParser:
     add("--copiers", type=int, default=1, help="threads that hash keys and copy batches to the devices")
     add("--baseline", action="store_true", help="fit a logistic regression too")
     add("--check", action="store_true", help=CHECK)
+    beside = "train on one device too, and report its score; default: on synthetic clicks"
+    add("--alone", action=argparse.BooleanOptionalAction, help=beside)
     add("--out", default="out", metavar="DIR", help="where plan.html and metrics.csv go")
     train.add_long_run_options(options)
     return options
@@ -233,9 +235,12 @@ class Run:
         difference = self.compared(step, copy) if self.args.check else None
 
         scorer = sbp.compile(self.learner.scores, self.placement, in_sbp=(in_sbp[0], in_sbp[2]))
-        placed, _ = scorer.place(done.state[0], self._looked_up(copy)(batch))
+        copy = self._looked_up(copy, self.vocabularies)
+        placed, _ = scorer.place(done.state[0], copy(batch))
         name = type(self.learner.model).__name__
-        scores = {name: self.evaluated(name, partial(scorer, placed), self._looked_up(copy), done.step)}
+        scores = {name: self.evaluated(name, partial(scorer, placed), copy, done.step)}
+        if self.args.alone or (self.args.alone is None and not self.args.data):
+            scores[f"{name} on one device"] = self.alone_scored(done.step)
         scores |= self.others(done.step)
         _show(scores, self.data.name, self.say)
         return replace(result, scores=scores, difference=difference)
@@ -254,9 +259,8 @@ class Run:
     def _step(self) -> Callable[..., Any]:
         return self.learner.step if self.vocabularies is None else self.learner.renewed_step
 
-    def _looked_up(self, copy: feed.Copy) -> feed.Copy:
+    def _looked_up(self, copy: feed.Copy, known: Vocabularies | None) -> feed.Copy:
         """The copy of a batch to evaluate on, with the rows of the keys that have some."""
-        known = self.vocabularies
         return copy if known is None else lambda batch: copy(known.rows(batch))
 
     def _feed(self, copy: feed.Copy, steps: int, known: Vocabularies | None) -> feed.Feed[Any]:
@@ -297,12 +301,22 @@ class Run:
         pace.end(batches.flow, self.args.batch)
         return done
 
-    def alone(self, start: tuple[PyTree, PyTree], steps: int) -> tuple[PyTree, list[float]]:
+    def alone_scored(self, steps: int) -> Score:
+        """The score of the same model, trained by as many steps on one device."""
+        params = jax.jit(self.learner.init)(jax.random.key(self.args.seed))
+        known = self._empty()
+        params, _ = self.alone((params, jax.jit(self.learner.init_state)(params)), steps, known)
+        scorer, copy = partial(jax.jit(self.learner.scores), params), self._looked_up(feed.copied, known)
+        return self.evaluated("one device", scorer, copy, steps)
+
+    def alone(
+        self, start: tuple[PyTree, PyTree], steps: int, known: Vocabularies | None
+    ) -> tuple[PyTree, list[float]]:
         """Parameters and losses of the first steps on one device, in a plain loop."""
-        self.say("training on one device, in 64 bits")
+        self.say("training on one device")
         once = jax.jit(self._step, donate_argnums=(0, 1))
         (params, state), losses, pace = start, list[float](), Pace(self.say, -(-steps // SHOWN))
-        with self._feed(feed.copied, steps, self._empty()).batches_from(0) as batches:
+        with self._feed(feed.copied, steps, known).batches_from(0) as batches:
             for batch in batches:
                 params, state, loss = once(params, state, *(batch if isinstance(batch, tuple) else (batch,)))
                 losses.append(float(loss))
@@ -322,7 +336,7 @@ class Run:
             where = f"{self.placement}, in 64 bits"
             done = self.trained(step, (params, state), copy, where, steps, known=self._empty())
             losses = [row["loss"] for row in done.history]
-            alone, expected = self.alone((params, state), steps)
+            alone, expected = self.alone((params, state), steps, self._empty())
             difference = train.compare(sbp.to_host(done.state[0]), losses, jax.device_get(alone), expected)
         self.say(f"largest difference to one device in {steps} steps of 64 bits: {difference}\n")
         return difference

@@ -136,7 +136,7 @@ def test_the_command_goes_on_where_it_was_asked_to_end(
 ) -> None:
     """On other devices, with tables that lie otherwise: one curve, that of a run that nobody ended."""
     monkeypatch.setattr(training, "_data", of_three_features)
-    small = f"--steps 6 --batch 24 --held-out 48 --width 4 --out {tmp_path}".split()
+    small = f"--steps 6 --batch 24 --held-out 48 --width 4 --no-alone --out {tmp_path}".split()
     whole = deepfm.main([*small, "--placement", "cpu:1"])
     assert whole.first == 0 and not (tmp_path / "checkpoint").exists()
     rows, seen = feed.Data.rows, list[int]()
@@ -163,7 +163,7 @@ def test_the_command_goes_on_where_it_was_asked_to_end(
     assert then.scores["DeepFM"].log_loss == pytest.approx(whole.scores["DeepFM"].log_loss, rel=1e-5)
 
 
-LEARNS = "--steps 6 --batch 24 --held-out 48 --width 4 --vocabulary 16 --save-every 2 --resume".split()
+LEARNS = "--no-alone --steps 6 --batch 24 --held-out 48 --width 4 --vocabulary 16 --save-every 2 --resume".split()
 """Sixteen rows a table, which is less than the keys of C3."""
 KILLED = """
 import sys
@@ -218,7 +218,7 @@ def test_a_run_that_is_killed_gives_the_same_rows_to_the_same_keys(
 def test_the_command_with_vocabularies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On eight devices as on one, with keys that leave, and others that are too rare for a row."""
     monkeypatch.setattr(training, "_clicks", of_three_features)
-    options = f"--steps 4 --batch 24 --held-out 48 --width 4 --check --out {tmp_path}".split()
+    options = f"--no-alone --steps 4 --batch 24 --held-out 48 --width 4 --check --out {tmp_path}".split()
     result = deepfm.main([*options, "--vocabulary", "12", "--admit", "2", "--evict", "aged"])
     assert result.difference is not None
     assert result.difference.losses < 1e-13 and result.difference.params < 1e-13
@@ -247,7 +247,9 @@ def test_the_command_with_synthetic_clicks(
     assert result.difference is not None
     assert result.difference.losses < 1e-13
     assert result.difference.params < 1e-13
-    assert set(result.scores) == {"DLRM", "logistic regression", "teacher, without noise"}
+    others = {"DLRM on one device", "logistic regression", "teacher, without noise"}
+    assert set(result.scores) == {"DLRM", *others}
+    assert result.scores["DLRM"].auc == pytest.approx(result.scores["DLRM on one device"].auc, abs=1e-3)
     assert {score.samples for score in result.scores.values()} == {50}
     assert (tmp_path / "plan.html").exists()
     said = capsys.readouterr().out
