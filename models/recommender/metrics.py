@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -111,3 +112,15 @@ class Score:
     def of(clicks: Clicks) -> Score:
         """The score of all that was added."""
         return Score(clicks.auc(), clicks.log_loss(), len(clicks))
+
+
+def shown(scores: Mapping[str, Score], name: str) -> str:
+    """A table of who predicted how well.
+
+    Arguments:
+      name: of the clicks.
+    """
+    samples = next(iter(scores.values())).samples
+    lines = [f"{f'{samples:,} held-out of {name}':<44}{'AUC':>8}{'log loss':>10}"]
+    lines += [f"{who:<44}{score.auc:>8.4f}{score.log_loss:>10.4f}" for who, score in scores.items()]
+    return "\n".join(lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from models.recommender.learner import (
     chosen,
     collection_of,
 )
-from models.recommender.metrics import Clicks, Score
+from models.recommender.metrics import Clicks, Score, shown
 from models.recommender.pace import SHOWN, Pace
 from models.recommender.stages import Flow
 from models.recommender.synthetic import CARDINALITIES, DENSE
@@ -98,6 +98,7 @@ def parser(prog: str, model: Model) -> argparse.ArgumentParser:
     add("--optimizer", choices=tuple(OPTIMIZERS), default="adagrad", help="of the tables")
     add("--lr", type=float, help="learning rate of the tables; default: the optimizer's own")
     add("--dense-lr", type=float, default=2e-3, help="learning rate of all else, by Adam")
+    add("--count-keys", action="store_true", help="print the keys of all exchanges, and their rounds")
     add("--batch", type=int, default=1024, help="clicks per step, over all devices")
     add("--steps", type=int, default=200, help="of training, at most; every click is seen once")
     add("--seed", type=int, default=0)
@@ -208,7 +209,8 @@ class Run:
         in_sbp = self.learner.in_sbp(self.placement)
         # What changes in vocabularies is the same on all devices.
         every = in_sbp if self.vocabularies is None else (*in_sbp, [B] * self.placement.ndim)
-        step = sbp.compile(self._step, self.placement, in_sbp=every, donate_argnums=(0, 1))
+        options = sbp.Options(exchange=sbp.options.ExchangeOptions(count_keys=self.args.count_keys))
+        step = sbp.compile(self._step, self.placement, in_sbp=every, donate_argnums=(0, 1), options=options)
         batch, start = self.data.first(self.args.batch), self._start()
         first = (batch,) if self.vocabularies is None else self.vocabularies.empty().learn(batch)
         plan = step.plan(*start, *first)
@@ -225,6 +227,7 @@ class Run:
             "log": train.logs(self.args),
         }
         done = self.trained(step, start, copy, str(self.placement), self.args.steps, **saving)
+        self.say("\n".join(map(str, step.key_counts())) + "\n" if self.args.count_keys else "", end="")
         losses = [row["loss"] for row in done.history]
         result = Result(done.state[0], losses, plan, {}, None, done.step - len(losses))
         if not losses:
@@ -242,7 +245,7 @@ class Run:
         if self.args.alone or (self.args.alone is None and not self.args.data):
             scores[f"{name} on one device"] = self.alone_scored(done.step)
         scores |= self.others(done.step)
-        _show(scores, self.data.name, self.say)
+        self.say(shown(scores, self.data.name))
         return replace(result, scores=scores, difference=difference)
 
     def _start(self) -> tuple[PyTree, PyTree]:
@@ -388,11 +391,3 @@ class Run:
 def _doubled(x: Any) -> Any:
     """A floating-point array in 64 bits; any other one as it is."""
     return np.asarray(x, np.float64) if np.issubdtype(x.dtype, np.floating) else x
-
-
-def _show(scores: Mapping[str, Score], name: str, say: Callable[..., None]) -> None:
-    """A table of who predicted how well."""
-    samples = next(iter(scores.values())).samples
-    say(f"{f'{samples:,} held-out of {name}':<44}{'AUC':>8}{'log loss':>10}")
-    for who, score in scores.items():
-        say(f"{who:<44}{score.auc:>8.4f}{score.log_loss:>10.4f}")

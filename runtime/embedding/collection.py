@@ -35,6 +35,26 @@ Params: TypeAlias = Mapping[str, jax.Array]
 MAX_MULTIPLE = 1 << 15
 
 
+@dataclass(frozen=True, slots=True)
+class TablePlace:
+    """Where a table is.
+
+    Arguments:
+      table, stack: its name, and that of the stack that it is in.
+      signature: how the stack lies along each axis of the placement.
+      features: that look it up.
+    """
+
+    table: str
+    stack: str
+    signature: tuple[Signature, ...]
+    features: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lies = ", ".join(map(str, self.signature))
+        return f"{self.table} in {self.stack} [{lies}], looked up by {', '.join(self.features)}"
+
+
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Collection:
     """Embedding tables and the features that look them up; holds no arrays.
@@ -287,6 +307,29 @@ class Collection:
             jax.tree.structure(of), [NamedSharding(placed.mesh, s) for s in specs]
         )
         return found
+
+    def places(
+        self, placement: Placement | jax.sharding.Mesh, axes: Sequence[str] | None = None
+    ) -> tuple[TablePlace, ...]:
+        """Where each table is, and what looks it up; `print` shows one line for each.
+
+        Arguments:
+          placement, axes: as of `in_sbp`.
+
+        Raises:
+          EmbeddingError: as `in_sbp`.
+        """
+        lies = self.in_sbp(placement, axes)
+        found = [(stack, table) for stack in self.stacks.values() for table in stack.tables]
+        return tuple(
+            TablePlace(
+                table.name,
+                stack.name,
+                tuple(lies[stack.name]),
+                tuple(f.name for f in self.features if f.table == table),
+            )
+            for stack, table in found
+        )
 
     def stack_of(self, table: str) -> str:
         """The name of the stack that a table is in.

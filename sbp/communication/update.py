@@ -111,26 +111,29 @@ def _column_axes(ctx: Context) -> tuple[int, ...]:
 def update_local(ctx: Context, table: jax.Array, *rest: jax.Array) -> list[jax.Array]:
     """Sums by key go to the owners of the rows, which update them in place.
 
-    Where devices have the same rows but ids of their own, sums of the gradient make it the same on all of
-    them first: then it is as large as the shard, and every row takes its step.
+    Where devices have the same rows but ids of their own, each first gets the ids and rows of the others, so
+    that all take the same step. Where that is more than the shard, they add up a gradient of its size.
     """
     state, ids, rows = parted(rest, len(ctx.params["modes"]))
     keys, flat = _of_all_lookups(ctx, table, ids, rows)
+    if (copied := _copied_axes(ctx)) and _gathers(ctx):
+        keys = ctx.gathered(keys, copied).reshape(-1)
+        flat = ctx.gathered(flat, copied).reshape(-1, *flat.shape[1:])
     lines = [by_row(x.shape, ctx.operands[0].shape) for x in ctx.operands[1 : 1 + len(state)]]
     step = _Step(ctx, state, lines)
     if ctx.operands[0].axes(0):
         # XLA of jax 0.10 reads through the slice that made a shard, without clamping to the shard first.
         table, *state = optimization_barrier((table, *state))
-    if not _copied_axes(ctx):
+    if not copied or _gathers(ctx):
         additive = _additive(ctx)
         apply = step.add if additive else step
-        return list(deliver_rows(ctx, _exchange(ctx), keys, flat, [table, *state], apply, additive))
+        return list(deliver_rows(ctx, _update_exchange(ctx), keys, flat, [table, *state], apply, additive))
 
     def add(grad: jax.Array, at: jax.Array, sums: jax.Array) -> jax.Array:
         return grad.at[at].add(sums, mode="drop")
 
     grad = deliver_rows(ctx, _exchange(ctx), keys, flat, jnp.zeros(table.shape, flat.dtype), add)
-    grad = ctx.total(grad, _copied_axes(ctx))
+    grad = ctx.total(grad, copied)
     return step([table, *state], lax.iota(np.int32, table.shape[0]), grad)
 
 
@@ -152,7 +155,7 @@ def sum_rows_local(ctx: Context, table: jax.Array, *rest: jax.Array) -> list[jax
 
 def sum_rows_communication(ctx: Context) -> Iterable[Communication]:
     """The exchange."""
-    return _sent(ctx)
+    return _sent(ctx, _exchange(ctx))
 
 
 def sum_rows_held(ctx: Context) -> float:
@@ -199,7 +202,7 @@ def _copied_axes(ctx: Context) -> tuple[int, ...]:
 def _additive(ctx: Context) -> bool:
     """Whether addends of a row may be applied one by one."""
     apart = may_add_one_by_one(ctx.dtypes[0]) and may_add_one_by_one(ctx.dtypes[-1])
-    return bool(ctx.params["additive"]) and apart and not _copied_axes(ctx)
+    return bool(ctx.params["additive"]) and apart and (not _copied_axes(ctx) or _gathers(ctx))
 
 
 def _exchange(ctx: Context) -> Exchange:
@@ -211,38 +214,73 @@ def _exchange(ctx: Context) -> Exchange:
     return exchange_along(ctx, [] if at_home else [a for a in table.axes(0) if a in split], ids)
 
 
+def _gathered(ctx: Context) -> tuple[float, float]:
+    """Bytes of ids and of rows that a device sends to those that have the same rows of the table."""
+    width = math.prod(ctx.operands[0].local[1:]) * core.itemsize(ctx.dtypes[-1])
+    keys = (ctx.group(_copied_axes(ctx)) - 1) * _exchange(ctx).keys
+    return 4.0 * keys, float(width * keys)
+
+
+def _gathers(ctx: Context) -> bool:
+    """Whether ids and rows travel between devices that have the same rows; not a gradient of these."""
+    exchange, group = _exchange(ctx), ctx.group(_copied_axes(ctx))
+    again = (group - 1) * sum(c.wire_bytes for c in _sent(ctx, exchange))
+    grad = math.prod(ctx.operands[0].local) * core.itemsize(ctx.dtypes[-1])
+    return sum(_gathered(ctx)) + again < 2 * (group - 1) / group * grad
+
+
+def _update_exchange(ctx: Context) -> Exchange:
+    """How keys and rows travel to their owners, of all devices that have the same rows of the table."""
+    exchange = _exchange(ctx)
+    if not (copied := _copied_axes(ctx)) or not _gathers(ctx):
+        return exchange
+    group = ctx.group(copied)
+    planned = exchange.planned and exchange.capacity is not None
+    room = exchange.capacity * group if planned and exchange.capacity else exchange.capacity
+    return replace(exchange, keys=exchange.keys * group, capacity=room)
+
+
 def update_communication(ctx: Context) -> Iterable[Communication]:
     """The exchange, and where the table is split by columns a flag per row."""
-    exchange, n = _exchange(ctx), len(ctx.params["modes"])
+    exchange, n = _update_exchange(ctx), len(ctx.params["modes"])
     local, dtype = ctx.operands[0].local, ctx.dtypes[-1]
     first = len(ctx.operands) - 2 * n
-    yield from _sent(ctx)
-    copied = _copied_axes(ctx)
-    if copied:
+    yield from _sent(ctx, exchange)
+    copied, gathers = _copied_axes(ctx), bool(_copied_axes(ctx)) and _gathers(ctx)
+    if gathers:
+        why = "every device over {axes} has these rows, and updates them by the ids of all"
+        for operand, wire_bytes in zip((first, first + n), _gathered(ctx), strict=True):
+            yield Communication("all_gather", copied, wire_bytes, operand, why)
+    elif copied:
         group = ctx.group(copied)
         wire_bytes = 2 * (group - 1) / group * local[0] * math.prod(local[1:]) * core.itemsize(dtype)
         why = "every device over {axes} has these rows, and a part of their gradient"
         yield Communication("all_reduce", copied, wire_bytes, first + n, why)
     axes = _column_axes(ctx)
     if axes and not _additive(ctx):
-        group = ctx.group(axes)
-        flags = local[0] if copied else legs(exchange)[-1].received if legs(exchange) else exchange.keys
+        group, ahead = ctx.group(axes), legs(exchange)
+        received = ahead[-1].received if ahead else exchange.keys
+        flags = local[0] if copied and not gathers else received
         wire_bytes = 2 * (group - 1) / group * 4 * flags
         why = "a row is touched if any of its columns is; the columns are split over {axes}"
         yield Communication("all_reduce", axes, wire_bytes, first + n, why)
 
 
-def _sent(ctx: Context) -> Iterator[Communication]:
-    """The exchange."""
+def _sent(ctx: Context, exchange: Exchange) -> Iterator[Communication]:
+    """An exchange; only if the keys are those of a lookup alone may it share what is sent of them."""
     n, mode = len(ctx.params["modes"]), ctx.params["modes"][0]
     first, size = len(ctx.operands) - 2 * n, row_bytes(ctx, ctx.dtypes[-1])
-    for communication in deliver_communication(_exchange(ctx), size, kind_of_keys(mode) if n == 1 else None):
+    keys = kind_of_keys(mode) if n == 1 and exchange.keys == _exchange(ctx).keys else None
+    for communication in deliver_communication(exchange, size, keys):
         yield replace(communication, operand=first + (0 if communication.operand == 1 else n))
 
 
 def update_held(ctx: Context) -> float:
-    """What the exchange holds, and a gradient of the size of the shard where devices add up one."""
-    copied = _copied_axes(ctx)
-    grad = math.prod(ctx.operands[0].local) * core.itemsize(ctx.dtypes[-1]) if copied else 0
-    additive = _additive(ctx) or bool(copied)
-    return grad + deliver_held(_exchange(ctx), row_bytes(ctx, ctx.dtypes[-1]), additive)
+    """What the exchange holds, and the rows of others, or a gradient of the size of the shard."""
+    copied, size = _copied_axes(ctx), row_bytes(ctx, ctx.dtypes[-1])
+    held, adds_up = 0.0, bool(copied) and not _gathers(ctx)
+    if adds_up:
+        held = math.prod(ctx.operands[0].local) * core.itemsize(ctx.dtypes[-1])
+    elif copied:
+        held = _update_exchange(ctx).keys * size
+    return held + deliver_held(_update_exchange(ctx), size, _additive(ctx) or adds_up)

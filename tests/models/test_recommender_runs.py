@@ -136,7 +136,7 @@ def test_the_command_goes_on_where_it_was_asked_to_end(
 ) -> None:
     """On other devices, with tables that lie otherwise: one curve, that of a run that nobody ended."""
     monkeypatch.setattr(training, "_data", of_three_features)
-    small = f"--steps 6 --batch 24 --held-out 48 --width 4 --no-alone --out {tmp_path}".split()
+    small = f"{SMALL} --out {tmp_path}".split()
     whole = deepfm.main([*small, "--placement", "cpu:1"])
     assert whole.first == 0 and not (tmp_path / "checkpoint").exists()
     rows, seen = feed.Data.rows, list[int]()
@@ -163,7 +163,8 @@ def test_the_command_goes_on_where_it_was_asked_to_end(
     assert then.scores["DeepFM"].log_loss == pytest.approx(whole.scores["DeepFM"].log_loss, rel=1e-5)
 
 
-LEARNS = "--no-alone --steps 6 --batch 24 --held-out 48 --width 4 --vocabulary 16 --save-every 2 --resume".split()
+SMALL = "--no-alone --steps 6 --batch 24 --held-out 48 --width 4"
+LEARNS = f"{SMALL} --vocabulary 16 --save-every 2 --resume".split()
 """Sixteen rows a table, which is less than the keys of C3."""
 KILLED = """
 import sys
@@ -241,8 +242,8 @@ def test_the_command_with_synthetic_clicks(
     # It needs no reader of files, nor what that needs.
     for name in ("pyarrow", "models.recommender.criteo", "models.recommender.columns"):
         monkeypatch.setitem(sys.modules, name, None)
-    options = f"--steps 3 --batch 32 --held-out 50 --rows 30 --width 8 --baseline --check --out {tmp_path}"
-    result = dlrm.main(options.split())
+    options = "--steps 3 --batch 32 --held-out 50 --rows 3000 --width 8 --baseline --check --count-keys"
+    result = dlrm.main([*options.split(), "--out", str(tmp_path)])
     assert len(result.losses) == 3
     assert result.difference is not None
     assert result.difference.losses < 1e-13
@@ -255,6 +256,7 @@ def test_the_command_with_synthetic_clicks(
     said = capsys.readouterr().out
     assert str(result.plan) in said
     assert "26 tables, on synthetic clicks (seed 0)" in said
+    assert "2496 keys in 3 calls, all served, in" in said
     assert "50 held-out of synthetic clicks (seed 0)" in said
     assert all(stage in said for stage in ("read", "parse", "hash, copy", "train", "evaluate"))
 

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import sbp
-from sbp import placement
+from sbp import S, placement
 from sbp.runtime.embedding.collection import Collection
 from sbp.runtime.embedding.optimizers import rowwise_adagrad
 from sbp.runtime.embedding.row_access import row_writer
@@ -23,6 +23,7 @@ from sbp.runtime.embedding.tables import (
     TableConfig,
     TableWise,
 )
+from sbp.runtime.hlo.meter import read_compiled
 
 KEY = jax.random.key(5)
 LINE = placement("cpu", shape=(8,))
@@ -147,3 +148,35 @@ def test_a_vocabulary_resets_rows_and_state_of_a_trained_table() -> None:
     moments = kept[stack][0]
     assert not moments.mu[1:].any() and not moments.nu[1:].any() and moments.mu[0].all()
     assert state[stack][0].count == 1
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise"])
+def test_of_tables_copied_over_groups_only_rows_are_reduced(optimizer: str) -> None:
+    """Split within a group of four devices, and a copy in each of two groups: one table, as on one device."""
+    table = TableConfig("t", 4096, 8, initializer=jax.nn.initializers.uniform(1.0), combiner="sum")
+    c = Collection([FeatureConfig("f", table)])
+    tx = sbp.rows({"sgd": optax.sgd(0.1), "rowwise": rowwise_adagrad(0.1)}[optimizer])
+
+    def step(params: Any, state: Any, ids: Any) -> Any:
+        loss, grads = jax.value_and_grad(lambda p: jnp.square(c(p, {"f": ids})["f"] - 1).sum())(params)
+        added, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, added), state, loss
+
+    one = many = jax.device_get(c.init(KEY)), tx.init(c.init(KEY))
+    lies = c.in_sbp(GRID, ("model",)), c.in_sbp(GRID, ("model",), one[1]), [S(0), S(0)]
+    program, alone = sbp.compile(step, GRID, in_sbp=lies, out_sbp=(*lies[:2], None)), jax.jit(step)
+    random = np.random.default_rng(0)
+    for _ in range(3):
+        ids = np.minimum(random.zipf(1.2, (32, 3)) - 1, 4096).astype(np.int32)  # the same in both groups, too
+        *one, loss = alone(*one, ids)
+        *many, other = program(*many, ids)
+        np.testing.assert_allclose(other, loss, rtol=1e-5)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), many, one)
+    (array,) = many[0].values()
+    for shard in array.addressable_shards:  # both copies, to the bit
+        twin = array.addressable_shards[(shard.device.id + 4) % 8]
+        np.testing.assert_array_equal(shard.data, twin.data)
+    plan = program.plan(*many, ids)
+    sent = read_compiled(program.lower(*many, ids).compile())
+    assert sent.wire_bytes == pytest.approx(plan.wire_bytes, rel=1e-9)
+    assert max(x.wire_bytes for x in plan.collectives) < array.nbytes / 4 / 4  # of a device's share

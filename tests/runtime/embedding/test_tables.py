@@ -280,6 +280,18 @@ def test_what_is_stacked_together() -> None:
     assert hash(c) == hash(Collection(features, multiple=8))
 
 
+def test_every_table_has_a_place_and_its_lookups() -> None:
+    shared, whole = TableConfig("a", 5, 4), TableConfig("b", 5, 4, placement=Replicated())
+    c = Collection(
+        [FeatureConfig("f", shared), FeatureConfig("g", whole), FeatureConfig("h", shared)], multiple=8
+    )
+    first, second = c.stacks
+    assert [str(place) for place in c.places(GRID, ("model",))] == [
+        f"a in {first} [B, S(0)], looked up by f, h",
+        f"b in {second} [B, B], looked up by g",
+    ]
+
+
 def test_initial_rows_are_those_of_the_table_alone() -> None:
     a, b = TableConfig("a", 5, 4), TableConfig("b", 9, 4)
     features = [FeatureConfig("f", a), FeatureConfig("g", b)]
