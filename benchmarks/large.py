@@ -78,7 +78,7 @@ def dlrm_case(choice: str, shape: Sequence[int], layers: int) -> Case:
     learner = Learner(
         DLRM(bottom=(512, 256), top=(1024, 1024, 512, 256)),
         Inputs(DENSE, len(sizes), 128),
-        collection(sizes, 128, LAYOUTS[choice](devices), devices),
+        collection(sizes, 128, LAYOUTS["rows" if choice == "auto" else choice](devices), devices),
         rule.make(rule.lr),
         optax.adam(2e-3),
     )
@@ -95,8 +95,11 @@ def dlrm_case(choice: str, shape: Sequence[int], layers: int) -> Case:
 
     placement = sbp.placement("h100", shape=tuple(shape))
     key = [sbp.B] * len(shape)
-    rows_sbp = (*learner.in_sbp(placement), key) if choice == "auto" else None
-    return Case(step, make, (*learner.in_sbp(placement, choice), key), rows_sbp)
+    lies = (*learner.in_sbp(placement), key)
+    if choice != "auto":
+        return Case(step, make, lies, None)
+    chosen = [{**tree, "tables": sbp.AUTO} for tree in lies[:2]]
+    return Case(step, make, (*chosen, *lies[2:]), lies)
 
 
 def resnet_case(choice: str, shape: Sequence[int], layers: int) -> Case:

@@ -287,7 +287,7 @@ def _run(
     if jax.process_index() == 0:
         plan.save(str(Path(args.out) / "plan.html"))
     say(plan, end="\n\n")
-    make = partial(sbp.TableCheckpoints, tables=model.tables)
+    make = partial(sbp.Checkpoints, tables=model.tables)
     done = sbp.fit(
         step,
         start,

@@ -44,7 +44,6 @@ _FACE = {
     "save": "sbp.runtime.checkpoint.api",
     "restore": "sbp.runtime.checkpoint.api",
     "Checkpoints": "sbp.runtime.checkpoint.checkpoints",
-    "TableCheckpoints": "sbp.runtime.checkpoint.table_checkpoints",
     "Program": "sbp.runtime.program.program",
     "load_executable": "sbp.runtime.program.load",
     "search": "sbp.runtime.search.search",
@@ -108,7 +107,6 @@ if TYPE_CHECKING:
     from sbp.runtime.arrays.host_copies import to_host
     from sbp.runtime.checkpoint.api import restore, save
     from sbp.runtime.checkpoint.checkpoints import Checkpoints
-    from sbp.runtime.checkpoint.table_checkpoints import TableCheckpoints
     from sbp.runtime.constraints.constrain import constrain
     from sbp.runtime.diagnose.verify import verify
     from sbp.runtime.processes.initialize import initialize
@@ -142,7 +140,6 @@ __all__ = [
     "Program",
     "S",
     "SbpError",
-    "TableCheckpoints",
     "annotate",
     "compile",
     "constrain",

@@ -13,7 +13,7 @@ from sbp.runtime.embedding import Collection
 TABLES = "tables"
 
 
-def checkpoints(path: str | Path, learner: Learner) -> sbp.TableCheckpoints:
+def checkpoints(path: str | Path, learner: Learner) -> sbp.Checkpoints:
     """The checkpoints of a run: `(parameters, state of the optimizers)` of a learner, step by step."""
 
     def earlier(extra: Mapping[str, Any]) -> Collection:
@@ -25,4 +25,4 @@ def checkpoints(path: str | Path, learner: Learner) -> sbp.TableCheckpoints:
         sizes = [table.vocabulary_size for table in learner.tables.tables]
         return collection_of(sizes, learner.inputs.width, **lies)
 
-    return sbp.TableCheckpoints(path, learner.tables, earlier=earlier)
+    return sbp.Checkpoints(path, tables=learner.tables, earlier=earlier)

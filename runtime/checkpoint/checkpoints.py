@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -24,7 +24,9 @@ from sbp.runtime.arrays.state import LeafRecord, leaves_of, plain
 from sbp.runtime.checkpoint import messages, steps
 from sbp.runtime.checkpoint.manifest import Manifest, decoded
 from sbp.runtime.checkpoint.reader import check_sizes, read_extra, read_state
+from sbp.runtime.checkpoint.rows_by_id import RowReader
 from sbp.runtime.checkpoint.writer import Save, SaveSpec, make_data_folder
+from sbp.runtime.embedding.collection import Collection
 from sbp.runtime.nan_checks.state_check import Traits, first_not_finite, traits_of, verdict, zeroed
 from sbp.runtime.pipeline.transfer_engine import TransferEngine
 from sbp.runtime.processes.initialize import job_name
@@ -47,6 +49,10 @@ class Checkpoints:
       keep_every: steps divisible by this number stay for good; None for none.
       job: the name of this job. If the job is started again, it owns the folder at once. None for the name
         that the launcher, SLURM or Kubernetes gives it.
+      tables: of a state with tables: then rows, and lines of an optimizer's state, are restored by table and
+        id, however the tables were stacked and split. A table may have more rows than were saved; those
+        behind are as in `like`, and zero if that has no values.
+      earlier: from what was kept beside a state of version 0.1 to its tables; None if they were these.
 
     Raises:
       ArgumentError: if no step is to stay.
@@ -68,6 +74,8 @@ class Checkpoints:
         *,
         keep_every: int | None = None,
         job: str | None = None,
+        tables: Collection | None = None,
+        earlier: Callable[[Any], Collection] | None = None,
     ) -> None:
         for name, count in (("keep", keep), ("keep_every", keep_every)):
             if count is not None and count < 1:
@@ -80,7 +88,8 @@ class Checkpoints:
         self._head: tuple[int, str] | None = None
         self._latest: int | None = None
         self._good: Traits | None = None
-        self._tables: Mapping[str, Any] | None = None
+        self._tables = None if tables is None else {n: m.described() for n, m in tables.row_maps.items()}
+        self._rows = None if tables is None else RowReader(self.path, tables, earlier, self._ways)
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -368,8 +377,9 @@ class Checkpoints:
 
     def _restored(self, manifest: Manifest, request: RestoreRequest, check: bool) -> PyTree:
         """What is asked for of a step."""
-        path = steps.step_path(self.path, manifest.step)
-        wanted = selection(path, manifest.leaves, request)
+        if self._rows and (found := self._rows.restored(manifest, request, check)) is not None:
+            return found
+        wanted = selection(steps.step_path(self.path, manifest.step), manifest.leaves, request)
         return wanted.converted(read_state(self.path, manifest, wanted, self._ways, check=check))
 
     def _vanished(self, step: int | None, found: int) -> None:

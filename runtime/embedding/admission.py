@@ -42,7 +42,7 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SketchUpdate:
     """What a batch adds to a sketch.
 
     Arguments:
@@ -71,14 +71,14 @@ class Sketch:
     def __post_init__(self) -> None:
         self.counts = np.zeros((HASHES, self.admission.slots), np.uint16)
 
-    def seen(self, keys: Keys, counts: NDArray[np.int64]) -> Seen:
+    def seen(self, keys: Keys, counts: NDArray[np.int64]) -> SketchUpdate:
         """What a batch adds; nothing is counted yet."""
         salts = np.arange(1, HASHES + 1, dtype=np.uint64)[:, None] * np.uint64(_GOLDEN)
         at = (mixed(keys.view(np.uint64) ^ salts) % np.uint64(self.admission.slots)).astype(np.intp)
         times = np.minimum(self.counts[_WHICH, at].min(axis=0) + counts, np.iinfo(np.uint16).max)
-        return Seen(at, times, times >= self.admission.least)
+        return SketchUpdate(at, times, times >= self.admission.least)
 
-    def count(self, seen: Seen) -> None:
+    def count(self, seen: SketchUpdate) -> None:
         """Counts a batch."""
         np.maximum.at(self.counts, (_WHICH, seen.at), seen.times.astype(np.uint16))
 

@@ -50,12 +50,23 @@ def signed(placement: Any) -> Any:
     return embedding.Collection([TABLE]).in_sbp(placement)
 
 
+def begun(placement: Any) -> Any:
+    return {
+        n: x.sharding for n, x in embedding.Collection([TABLE]).init(jax.random.key(0), placement).items()
+    }
+
+
 TAKES: dict[str, Callable[[Any], Any]] = {
     "sbp.compile": compiled,
     "sbp.annotate": annotated,
     "sbp.on": staged,
     "sbp.embedding.choose": chosen,
     "sbp.embedding.Collection.in_sbp": signed,
+    "sbp.embedding.Collection.init": begun,
+    "sbp.embedding.Collection.places": lambda placement: embedding.Collection([TABLE]).places(placement),
+    "sbp.embedding.Collection.shardings": lambda placement: embedding.Collection([TABLE]).shardings(
+        placement
+    ),
 }
 
 

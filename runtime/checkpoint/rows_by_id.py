@@ -1,9 +1,12 @@
-"""Checkpoints of states with tables: a row is found by its table and id, however it was stacked and split."""
+"""Restoring tables by id: a row is found by its table and id, however it was stacked and split.
+
+Rows change places block by block: no device and no process holds more of a table than its share and a block.
+"""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,63 +21,43 @@ from sbp.runtime.arrays.checksums import WORD
 from sbp.runtime.arrays.selection import RestoreRequest, part_of, selection
 from sbp.runtime.arrays.state import wanted
 from sbp.runtime.checkpoint import messages, steps
-from sbp.runtime.checkpoint.checkpoints import Checkpoints
 from sbp.runtime.checkpoint.manifest import Manifest
 from sbp.runtime.checkpoint.reader import arrays_path, read_state
 from sbp.runtime.embedding.collection import Collection
 from sbp.runtime.embedding.restack import Maps, Restacking, SavedRows
 from sbp.runtime.embedding.row_access import lead_of, row_writer
 from sbp.runtime.embedding.row_map import RowMap, read_map
+from sbp.runtime.pipeline.transfer_engine import TransferEngine
 from sbp.runtime.processes.process_group import process_group
+from sbp.runtime.storage.files import Path
 
 
-class TableCheckpoints(Checkpoints):
-    """`Checkpoints` of a state with tables, which another collection of the same tables can restore.
-
-    Stacks are saved as they lie, with a description. Where a run that goes on stacks or splits its tables
-    otherwise, their rows, and those of every optimizer's state, change places block by block: no device and
-    no process holds more of a table than its share and a block. A table may have more rows than were saved;
-    those behind are as in `like`, and zero if that has no values.
+@dataclass(frozen=True)
+class RowReader:
+    """Reads the steps of a folder whose states have tables.
 
     Arguments:
-      path, keep, keep_every, job: as of `Checkpoints`.
-      tables: of the state: what has the name of a stack in its path, and as many lines, is by row.
-      earlier: gives the tables of a checkpoint of version 0.1, which has no description, from what was kept
-        beside it; None if they were these.
-
-    >>> import tempfile
-    >>> from sbp.runtime import embedding as em
-    >>> def tables(**how):
-    ...     return em.Collection([em.FeatureConfig("f", em.TableConfig("t", 5, 2, **how))], multiple=4)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     old, new = tables(), tables(placement=em.Replicated())
-    ...     params = old.init(jax.random.key(0))
-    ...     with TableCheckpoints(folder, old) as runs:
-    ...         runs.save(params, step=1)
-    ...     found = TableCheckpoints(folder, new).restore(new.init(jax.random.key(1)))
-    ...     bool((new.unstack(found)["t"] == old.unstack(params)["t"]).all())
-    True
+      folder: of the checkpoints.
+      tables: of the state that is wanted.
+      earlier: gives the tables of a step of version 0.1; None if they were these.
+      engine: moves arrays.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        tables: Collection,
-        keep: int = 3,
-        *,
-        keep_every: int | None = None,
-        job: str | None = None,
-        earlier: Callable[[Any], Collection] | None = None,
-    ) -> None:
-        super().__init__(path, keep, keep_every=keep_every, job=job)
-        self.tables, self.earlier = tables, earlier
-        self._tables = {name: rows.described() for name, rows in tables.row_maps.items()}
+    folder: Path
+    tables: Collection
+    earlier: Callable[[Any], Collection] | None
+    engine: TransferEngine
 
-    def _restored(self, manifest: Manifest, request: RestoreRequest, check: bool) -> PyTree:
+    def restored(self, manifest: Manifest, request: RestoreRequest, check: bool) -> PyTree | None:
+        """What is asked for of a step; None if its stacks are those that are wanted.
+
+        Raises:
+          EmbeddingError: if a table was not saved, or had more rows.
+        """
         then, now = self._stored(manifest), self.tables.row_maps
         if {*then} == {*now}:  # a name says what lies where
-            return super()._restored(manifest, request, check)
-        path = steps.step_path(self.path, manifest.step)
+            return None
+        path = steps.step_path(self.folder, manifest.step)
         records, prefix = part_of(path, manifest.leaves, request.keys)
         like = wanted(request.like, [(x.path, x.type) for x in manifest.leaves], request.keys)
         known = {x.path.removeprefix(prefix): x for x in records}
@@ -82,7 +65,7 @@ class TableCheckpoints(Checkpoints):
         change.check(path)
         chosen = selection(path, manifest.leaves, RestoreRequest(change.saved(), request.only, request.dtype))
         apart = change.by_rows()
-        saved = read_state(self.path, manifest, chosen, self._ways, check=check, apart=apart)
+        saved = read_state(self.folder, manifest, chosen, self.engine, check=check, apart=apart)
         sums = dict[str, int]()
 
         def take(leaf: Leaf, rows: RowMap, sources: Sequence[SavedRows]) -> Leaf:
@@ -103,11 +86,11 @@ class TableCheckpoints(Checkpoints):
 
     def _check(self, manifest: Manifest, recorded: Mapping[str, int | None], sums: Mapping[str, int]) -> None:
         """Compares what all processes have read with what was written."""
-        path, group = steps.step_path(self.path, manifest.step), process_group()
+        path, group = steps.step_path(self.folder, manifest.step), process_group()
         every = [sums] if group is None else group.gathered(f"checksums of tables of {path.name}", dict(sums))
         wrong = [p for p, x in recorded.items() if sum(one.get(p, 0) for one in every) % WORD != x]
         if wrong:
-            others = steps.others(self.path, manifest.step)
+            others = steps.others(self.folder, manifest.step)
             what = f"{', '.join(sorted(wrong))} has other elements than were written"
             raise DamagedCheckpointError(messages.damaged(path, others, what))
 

@@ -15,7 +15,6 @@ import sbp
 from sbp import placement
 from sbp.errors import DamagedCheckpointError, EmbeddingError
 from sbp.runtime.arrays import blocks
-from sbp.runtime.checkpoint.table_checkpoints import TableCheckpoints
 from sbp.runtime.embedding.collection import Collection
 from sbp.runtime.embedding.optimizers import ftrl, rowwise_adagrad
 from sbp.runtime.embedding.restack import Restacking
@@ -99,7 +98,7 @@ def filled(c: Collection, asked: Any) -> Any:
 
 
 def saved(path: Path, c: Collection, where: str = "8", tx: Any = ADAM) -> None:
-    with TableCheckpoints(path, c) as runs:
+    with sbp.Checkpoints(path, tables=c) as runs:
         runs.save(filled(c, like(c, PLACES[where], tx)), 3, extra={"epoch": 1})
 
 
@@ -129,7 +128,7 @@ def test_rows_come_back_by_table_and_id(
 ) -> None:
     old, new, tx = four(then), four(now, multiple), OPTIMIZERS[optimizer]
     saved(tmp_path, old, before, tx)
-    again = TableCheckpoints(tmp_path, new)
+    again = sbp.Checkpoints(tmp_path, tables=new)
     asked = like(new, PLACES[after], tx)
     same(again.restore(asked), filled(new, asked))
     assert again.extra() == {"epoch": 1}
@@ -143,27 +142,30 @@ def test_to_the_host_in_another_precision_block_by_block(
     saved(tmp_path, old)
     asked = like(new, None)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 10 * WIDTH * 4)  # 10 of 144 rows
-    found = TableCheckpoints(tmp_path, new).restore(asked, dtype=jnp.bfloat16)
+    found = sbp.Checkpoints(tmp_path, tables=new).restore(asked, dtype=jnp.bfloat16)
     wanted = jax.tree.map(
         lambda x: x.astype(jnp.bfloat16) if x.dtype == np.float32 else x, filled(new, asked)
     )
     same(found, wanted)
-    with TableCheckpoints(tmp_path / "groups", new) as runs:
+    with sbp.Checkpoints(tmp_path / "groups", tables=new) as runs:
         runs.save(filled(new, like(new, PLACES["8"])), 3)
-    same(TableCheckpoints(tmp_path / "groups", old).restore(like(old, None)), filled(old, like(old, None)))
+    same(
+        sbp.Checkpoints(tmp_path / "groups", tables=old).restore(like(old, None)),
+        filled(old, like(old, None)),
+    )
 
 
 def test_a_table_that_has_grown_has_new_rows_behind(tmp_path: Path) -> None:
     old, new = four("rows"), four("columns", more=5)
     saved(tmp_path, old)
     begun = jax.tree.map(lambda x: x * 2, filled(new, like(new, PLACES["8"])))
-    found = TableCheckpoints(tmp_path, new).restore(begun)
+    found = sbp.Checkpoints(tmp_path, tables=new).restore(begun)
     for name, rows in new.unstack(found["tables"]).items():
         np.testing.assert_array_equal(rows[:-5], number(name, SIZES[name]), err_msg=name)
         np.testing.assert_array_equal(rows[-5:], 2 * number(name, len(rows))[-5:], err_msg=name)
     assert not any(x.is_deleted() for x in jax.tree.leaves(begun))
     shapes = like(new, PLACES["8"])  # without values there are none
-    for rows in new.unstack(TableCheckpoints(tmp_path, new).restore(shapes)["tables"]).values():
+    for rows in new.unstack(sbp.Checkpoints(tmp_path, tables=new).restore(shapes)["tables"]).values():
         assert not rows[-5:].any()
 
 
@@ -176,7 +178,7 @@ def test_checkpoints_of_version_0_1_have_no_description(tmp_path: Path) -> None:
     with sbp.Checkpoints(tmp_path) as runs:
         runs.save({"tables": {name: table}}, 3)
     asked = like(c, PLACES["8"])["tables"]
-    same(TableCheckpoints(tmp_path, c).restore({"tables": asked})["tables"], filled(c, asked))
+    same(sbp.Checkpoints(tmp_path, tables=c).restore({"tables": asked})["tables"], filled(c, asked))
 
 
 def test_a_row_that_is_damaged_is_found(tmp_path: Path) -> None:
@@ -193,8 +195,8 @@ def test_a_row_that_is_damaged_is_found(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks.StoredLines, "blocks", flipped)
         with pytest.raises(DamagedCheckpointError, match=rf"\['state'\]\['{table}'\]\[0\].nu has other elem"):
-            TableCheckpoints(tmp_path, new).restore(like(new, PLACES["8"]))
-        TableCheckpoints(tmp_path, new).restore(like(new, PLACES["8"]), check=False)
+            sbp.Checkpoints(tmp_path, tables=new).restore(like(new, PLACES["8"]))
+        sbp.Checkpoints(tmp_path, tables=new).restore(like(new, PLACES["8"]), check=False)
 
 
 def test_no_device_holds_more_than_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +205,7 @@ def test_no_device_holds_more_than_its_share(tmp_path: Path, monkeypatch: pytest
     four_devices, one_more = placement("cpu", shape=(4,)), placement("cpu", shape=(2, 2), axes=("a", "b"))
     old = Collection([FeatureConfig("f", table)])
     new = Collection([FeatureConfig("f", replace(table, placement=ColumnWise()))])
-    with TableCheckpoints(tmp_path, old) as runs:
+    with sbp.Checkpoints(tmp_path, tables=old) as runs:
         runs.save(old.init(jax.random.key(0), four_devices), 1)
     before, most = in_use(), dict[Any, int]()
     read = blocks.StoredLines.blocks
@@ -217,7 +219,7 @@ def test_no_device_holds_more_than_its_share(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(blocks.StoredLines, "blocks", watched)
     lies = new.shardings(one_more)
     shapes = {n: jax.ShapeDtypeStruct(s.shape, np.float32, sharding=lies[n]) for n, s in new.stacks.items()}
-    found = TableCheckpoints(tmp_path, new).restore(shapes)
+    found = sbp.Checkpoints(tmp_path, tables=new).restore(shapes)
     (array,) = found.values()
     lines = jax.eval_shape(lambda: jnp.zeros((array.nbytes // 4 // 16 // 256, 64)))
     writes = row_writer(array.shape[:1], array.shape, array.sharding).lower(
