@@ -11,10 +11,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 from numpy.typing import NDArray
 
-from sbp.compat import orbax
 from sbp.compat.untyped import partition_spec
 from sbp.runtime.arrays.checksums import WORD, Box, box_of, checksum
 from sbp.runtime.storage.files import Path
+from sbp.runtime.storage.libraries import open_stored
 
 BLOCK_BYTES = 1 << 24
 """Of a block, over all devices together."""
@@ -41,7 +41,7 @@ class StoredLines:
     checksum: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self._array = orbax.open_stored(os.fspath(self.at), self.name)
+        self._array = open_stored(os.fspath(self.at), self.name)
 
     @property
     def shape(self) -> tuple[int, ...]:

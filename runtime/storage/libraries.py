@@ -73,6 +73,11 @@ def _imported(name: str) -> ModuleType:
         raise CheckpointError(messages.not_installed()) from None
 
 
+def open_stored(folder: str, name: str) -> Any:
+    """A handle of TensorStore to an array that orbax has written: see `compat.orbax`."""
+    return importlib.import_module("sbp.compat.orbax").open_stored(folder, name)
+
+
 def handler() -> Any:
     """orbax's handler; the copies on the host are those of the arrays themselves, which we checksum."""
     return orbax().PyTreeCheckpointHandler(enable_pinned_host_transfer=False)
