@@ -49,6 +49,7 @@ def live_bytes(tree: Any) -> dict[Any, int]:
     return found
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("layout", "where", "axes"),
     [("rows", LINE, None), ("columns", LINE, None), ("whole", LINE, None), ("rows", GRID, ("model",))],
@@ -81,6 +82,7 @@ def test_making_a_table_holds_no_more_than_its_share() -> None:
     assert memory.output_size_in_bytes + memory.temp_size_in_bytes < 1.2 * share + (4 << 20)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_are_read_and_written_with_their_state(layout: str) -> None:
     c = three(layout)
@@ -150,6 +152,7 @@ def test_a_vocabulary_resets_rows_and_state_of_a_trained_table() -> None:
     assert state[stack][0].count == 1
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise"])
 def test_of_tables_copied_over_groups_only_rows_are_reduced(optimizer: str) -> None:
     """Split within a group of four devices, and a copy in each of two groups: one table, as on one device."""
