@@ -22,13 +22,13 @@ from sbp.runtime.embedding import (
     Collection,
     ColumnWise,
     FeatureConfig,
-    Renewal,
     Replicated,
+    RowReset,
     RowWise,
     TableConfig,
     TableWise,
     choose,
-    renewed,
+    reset_rows,
 )
 from sbp.runtime.embedding.optimizers import ftrl, rowwise_adagrad, rowwise_adam
 from sbp.runtime.embedding.tables import TableLayout
@@ -185,12 +185,12 @@ class Learner:
         params = {"tables": tables, "dense": optax.apply_updates(params["dense"], dense)}
         return params, {"tables": table_state, "dense": dense_state}, loss
 
-    def renewed_step(
-        self, params: PyTree, state: PyTree, batch: Batch, change: Renewal
+    def reset_step(
+        self, params: PyTree, state: PyTree, batch: Batch, change: RowReset
     ) -> tuple[PyTree, PyTree, jax.Array]:
         """`step`, before which rows of new keys begin anew."""
         key, by_row = jax.random.key(0), sbp.rows(self.table_optimizer)
-        tables, kept = renewed(self.tables, params["tables"], state["tables"], by_row, change, key)
+        tables, kept = reset_rows(self.tables, params["tables"], state["tables"], by_row, change, key)
         return self.step({**params, "tables": tables}, {**state, "tables": kept}, batch)
 
     def in_sbp(self, placement: Placement) -> tuple[PyTree, PyTree, PyTree]:

@@ -260,7 +260,7 @@ class Run:
 
     @property
     def _step(self) -> Callable[..., Any]:
-        return self.learner.step if self.vocabularies is None else self.learner.renewed_step
+        return self.learner.step if self.vocabularies is None else self.learner.reset_step
 
     def _looked_up(self, copy: feed.Copy, known: Vocabularies | None) -> feed.Copy:
         """The copy of a batch to evaluate on, with the rows of the keys that have some."""

@@ -18,9 +18,9 @@ from sbp.runtime.embedding import (
     LeastFrequentlyUsed,
     LeastRecentlyUsed,
     Policy,
-    Renewal,
+    RowReset,
     Vocabulary,
-    renewal,
+    row_reset,
 )
 
 PyTree: TypeAlias = Any
@@ -56,12 +56,12 @@ class Vocabularies:
             for t in self.tables.tables
         ]
 
-    def learn(self, batch: Batch) -> tuple[Batch, Renewal]:
+    def learn(self, batch: Batch) -> tuple[Batch, RowReset]:
         """A batch with rows in place of its keys, and the rows that begin anew for it."""
         keys = np.asarray(batch.keys)
         found: dict[str, Assignment] = {v.name: v.lookup(keys[:, i]) for i, v in enumerate(self.each)}
         rows = np.stack([one.rows for one in found.values()], axis=1)
-        return replace(batch, keys=rows), renewal(self.tables, found, keys.size)
+        return replace(batch, keys=rows), row_reset(self.tables, found, keys.size)
 
     def rows(self, batch: Batch) -> Batch:
         """A batch with rows in place of its keys, for evaluation: an unknown key has none."""
@@ -92,7 +92,7 @@ class Learning:
     def __exit__(self, *why: Any) -> None:
         self.flow.__exit__(*why)
 
-    def __iter__(self) -> Iterator[tuple[Batch, Renewal]]:
+    def __iter__(self) -> Iterator[tuple[Batch, RowReset]]:
         for batch in self.flow:
             rows, change = self.vocabularies.learn(batch)
             yield self.copy(rows), change

@@ -80,7 +80,10 @@ class RowReader:
         """The stacks that a step was saved with."""
         if manifest.tables is not None:
             return {name: read_map(described) for name, described in manifest.tables.items()}
-        # Version 0.1 says nothing of its stacks, but their names do.
+        # Who saves without `tables`, as version 0.1 did, says nothing of the stacks, but their names do.
+        now = self.tables.row_maps
+        if any(f"[{name!r}]" in leaf.path for name in now for leaf in manifest.leaves):
+            return now
         found = self.tables if self.earlier is None else self.earlier(manifest.extra)
         return found.row_maps_0_1
 

@@ -15,7 +15,7 @@ from sbp.runtime.embedding.eviction import LeastFrequentlyUsed, LeastRecentlyUse
 from sbp.runtime.embedding.features import Bags, KeyedBags, PaddedBags
 from sbp.runtime.embedding.keys import NO_ID, check_ids, separate, unify
 from sbp.runtime.embedding.pooling import COMBINERS, pool
-from sbp.runtime.embedding.renewal import Renewal, renewal, renewed
+from sbp.runtime.embedding.row_reset import RowReset, reset_rows, row_reset
 from sbp.runtime.embedding.table_files import export_table, import_table
 from sbp.runtime.embedding.tables import (
     ColumnWise,
@@ -47,7 +47,7 @@ __all__ = [
     "Policy",
     "QuotientRemainder",
     "Refuse",
-    "Renewal",
+    "RowReset",
     "Replicated",
     "RowWise",
     "TableChoice",
@@ -61,8 +61,8 @@ __all__ = [
     "import_table",
     "initial_rows",
     "pool",
-    "renewal",
-    "renewed",
+    "reset_rows",
+    "row_reset",
     "separate",
     "unify",
 ]

@@ -207,7 +207,7 @@ class Collection:
           EmbeddingError: if there is no such table, or an id is out of range.
         """
         where = f"read(..., {table!r}, ids)"
-        return read_rows(tree, self.row_maps, self.stack_of(table), self._found(where, table, ids))
+        return read_rows(tree, self.row_maps, self.stack_of(table), self._rows_at(where, table, ids))
 
     def write(self, tree: PyTree, table: str, ids: ArrayLike, rows: PyTree) -> PyTree:
         """Replaces some rows of one table, such as those that a `Vocabulary` gave to new keys; others stay.
@@ -225,7 +225,7 @@ class Collection:
             another shape or place.
         """
         where = f"write(..., {table!r}, ids)"
-        at = self._found(where, table, ids)
+        at = self._rows_at(where, table, ids)
         if np.unique(at).size < at.size:
             why, fix = "of two rows for one id it is not defined which one stays", "each id once"
             got = f"{at.size - np.unique(at).size} ids more than once"
@@ -353,7 +353,7 @@ class Collection:
         rows = self.stacks[self.stack_of(table)].row_map
         return rows.rows[rows.names.index(table)]
 
-    def _found(self, where: str, table: str, ids: ArrayLike) -> NDArray[np.int32]:
+    def _rows_at(self, where: str, table: str, ids: ArrayLike) -> NDArray[np.int32]:
         """The rows of some ids of a table in its stack."""
         rows = self.stacks[self.stack_of(table)].row_map
         checked = check_ids(ids, self.rows_of(table), where).astype(np.int32).reshape(-1)

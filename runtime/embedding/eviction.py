@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.compat.machine_code import compiled
+from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.key_index import Rows
+from sbp.runtime.embedding.keys import problem
 
 Counts: TypeAlias = NDArray[np.float64]
 
@@ -61,9 +63,20 @@ class LeastFrequentlyUsed:
     Arguments:
       half_life: after so many batches a lookup counts half, so that keys that were frequent long ago leave;
         None for lookups that always count the same. Source: Cormode et al., "Forward Decay", 2009.
+
+    Raises:
+      EmbeddingError: if it is less than a batch.
     """
 
     half_life: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.half_life is not None and not self.half_life >= 1:
+            why, fix = (
+                "counts of one batch must not grow without bound",
+                "LeastFrequentlyUsed(half_life=1000)",
+            )
+            raise EmbeddingError(problem("LeastFrequentlyUsed", f"{self}", "1 batch or more", why, fix))
 
     def order(self, used: Counts, count: Counts) -> Sequence[NDArray[Any]] | None:
         """By frequency, then by age."""

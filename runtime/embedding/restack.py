@@ -11,7 +11,7 @@ from jax.tree_util import keystr
 from sbp.compat.untyped import Leaf, PyTree, struct
 from sbp.errors import EmbeddingError, Problem, raise_all
 from sbp.runtime.embedding.keys import problem
-from sbp.runtime.embedding.row_access import lead_of
+from sbp.runtime.embedding.row_access import lead_of, stack_leaves
 from sbp.runtime.embedding.row_map import RowMap
 
 Maps = Mapping[str, RowMap]
@@ -58,8 +58,7 @@ class Restacking:
 
     def by_rows(self) -> set[str]:
         """The paths, in what was saved, of the arrays that change places row by row."""
-        found = jax.tree.leaves_with_path(self.saved())
-        return {keystr(p) for p, _ in found if (s := _stack_in(p, self.then)) and self._lead(keystr(p), s)}
+        return {leaf.path for leaf in stack_leaves(self.saved(), self.then) if leaf is not None}
 
     def joined(self, saved: PyTree, keys: Sequence[str | int], take: Callable[..., Leaf]) -> PyTree:
         """The state as it is wanted.
@@ -79,15 +78,16 @@ class Restacking:
         return found
 
     def check(self, where: object) -> None:
-        """Sees that every table of today was saved, and that none had more rows.
+        """Sees that the tables are those that were saved, and that none had more rows.
 
         Raises:
           EmbeddingError: naming those that cannot be restored.
         """
         rows = {n: r for m in self.then.values() for n, r in zip(m.names, m.rows, strict=True)}
         wanted = {n: r for m in self.now.values() for n, r in zip(m.names, m.rows, strict=True)}
+        every = {**dict.fromkeys(rows, 0), **wanted}
         raise_all(
-            _other_table(where, n, r, rows) for n, r in wanted.items() if rows.get(n, -1) not in range(r + 1)
+            _other_table(where, n, r, rows) for n, r in every.items() if rows.get(n, -1) not in range(r + 1)
         )
 
     # -- inside
@@ -154,10 +154,6 @@ def _is_node(x: object, maps: Maps) -> bool:
     return isinstance(x, Mapping) and any(key in maps for key in x)
 
 
-def _stack_in(path: Any, maps: Maps) -> str | None:
-    return next((str(k.key) for k in path if hasattr(k, "key") and k.key in maps), None)
-
-
 def _key(entry: Any) -> str:
     """A key of a path as orbax names it."""
     return str(next(getattr(entry, n) for n in ("key", "idx", "name") if hasattr(entry, n)))
@@ -166,9 +162,8 @@ def _key(entry: Any) -> str:
 def _other_table(where: object, name: str, rows: int, saved: Mapping[str, int]) -> Problem:
     got = f"{saved[name]:,} rows" if name in saved else "no such table"
     why = "the rows that were saved are not thrown away, and what was not saved cannot be restored"
-    return problem(
-        f"{where}: table {name!r}", got, f"{rows:,} rows or fewer", why, "the tables that were saved"
-    )
+    legal = f"{rows:,} rows or fewer" if rows else "the same table here"
+    return problem(f"{where}: table {name!r}", got, legal, why, "the tables that were saved")
 
 
 def _not_alike(path: str, values: Sequence[Leaf], stacks: Sequence[str]) -> Problem:

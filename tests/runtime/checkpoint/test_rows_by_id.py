@@ -181,6 +181,14 @@ def test_checkpoints_of_version_0_1_have_no_description(tmp_path: Path) -> None:
     same(sbp.Checkpoints(tmp_path, tables=c).restore({"tables": asked})["tables"], filled(c, asked))
 
 
+def test_a_state_that_was_saved_without_its_tables(tmp_path: Path) -> None:
+    c = four("rows")
+    asked = like(c, PLACES["8"])
+    with sbp.Checkpoints(tmp_path) as runs:
+        runs.save(filled(c, asked), 3)
+    same(sbp.Checkpoints(tmp_path, tables=c).restore(asked), filled(c, asked))
+
+
 def test_a_row_that_is_damaged_is_found(tmp_path: Path) -> None:
     old, new = four("rows"), four("replicated")
     saved(tmp_path, old)
@@ -250,6 +258,7 @@ def joined(counts: Sequence[int]) -> Any:
 
 
 (ONE,), (FIRST, SECOND, THIRD) = four("rows").stacks, four(MIXED).stacks
+FEWER = Collection(four("rows").features[:3], multiple=24)
 MESSAGES: Messages = {
     "a table with fewer rows": (
         lambda: Restacking({}, four("rows", more=2).row_maps, four("rows", more=3).row_maps, {}).check(
@@ -259,6 +268,15 @@ MESSAGES: Messages = {
         "step_3: table 'a'",
         "93 rows",
         "92 rows or fewer",
+        "the rows that were saved are not thrown away, and what was not saved cannot be restored",
+        "the tables that were saved",
+    ),
+    "a table that is gone": (
+        lambda: Restacking({}, FEWER.row_maps, four("rows").row_maps, {}).check("step_3"),
+        EmbeddingError,
+        "step_3: table 'd'",
+        "1 rows",
+        "the same table here",
         "the rows that were saved are not thrown away, and what was not saved cannot be restored",
         "the tables that were saved",
     ),

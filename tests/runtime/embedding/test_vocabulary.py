@@ -50,6 +50,15 @@ MESSAGES: Messages = {
         "two keys of one batch cannot share a row",
         "a larger capacity, or smaller batches",
     ),
+    "half-life": (
+        lambda: LeastFrequentlyUsed(half_life=0),
+        EmbeddingError,
+        "LeastFrequentlyUsed",
+        "LeastFrequentlyUsed(half_life=0)",
+        "1 batch or more",
+        "counts of one batch must not grow without bound",
+        "LeastFrequentlyUsed(half_life=1000)",
+    ),
     "admission": (
         lambda: Admission(least=0),
         EmbeddingError,

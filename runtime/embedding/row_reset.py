@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax.tree_util import keystr
 from numpy.typing import NDArray
 
 from sbp.compat.untyped import PyTree
@@ -17,10 +17,11 @@ from sbp.runtime.embedding.collection import Collection
 from sbp.runtime.embedding.initial import initial_rows
 from sbp.runtime.embedding.keys import NO_ID, problem
 from sbp.runtime.embedding.row_access import stack_leaves
+from sbp.runtime.embedding.shards import whole_shard
 from sbp.runtime.embedding.vocabulary import Assignment
 
 
-class Renewal(NamedTuple):
+class RowReset(NamedTuple):
     """The rows of each stack that begin anew, an argument of a step; all batches have one of one size.
 
     Arguments:
@@ -32,7 +33,7 @@ class Renewal(NamedTuple):
     seeds: dict[str, NDArray[np.uint32]]
 
 
-def renewal(tables: Collection, found: Mapping[str, Assignment], size: int) -> Renewal:
+def row_reset(tables: Collection, found: Mapping[str, Assignment], size: int) -> RowReset:
     """What a batch has changed in vocabularies, on the host.
 
     Arguments:
@@ -54,14 +55,14 @@ def renewal(tables: Collection, found: Mapping[str, Assignment], size: int) -> R
             rows[stack][at] = np.asarray(tables.row_maps[stack].row(table, jnp.asarray(one.new_rows)))
             seeds[stack][at] = mixed(one.new_keys.view(np.uint64)).astype(np.uint32)
     if over := {stack: n for stack, n in filled.items() if n > size}:
-        got = ", ".join(f"{n} in stack {stack!r}" for stack, n in over.items())
-        why, fix = "a step is compiled for so many", "renewal(..., size) of the ids in a batch"
-        raise EmbeddingError(problem("renewal(...)", f"{got} rows that are new", f"at most {size}", why, fix))
-    return Renewal(rows, seeds)
+        got = ", ".join(f"{n} in stack {stack!r}" for stack, n in over.items()) + " rows that are new"
+        why, fix = "a step is compiled for so many", "row_reset(..., size) of the ids in a batch"
+        raise EmbeddingError(problem("row_reset(...)", got, f"at most {size}", why, fix))
+    return RowReset(rows, seeds)
 
 
-def renewed(
-    tables: Collection, params: PyTree, state: PyTree, tx: Optimizer, change: Renewal, key: jax.Array
+def reset_rows(
+    tables: Collection, params: PyTree, state: PyTree, tx: Optimizer, change: RowReset, key: jax.Array
 ) -> tuple[PyTree, PyTree]:
     """Parameters and state of a step's beginning: rows of new keys have initial values; traceable.
 
@@ -72,6 +73,9 @@ def renewed(
       params: `{stack: array}`.
       state: of an optimizer that sees stacks by name: `sbp.rows(tx).init(...)`.
       tx: the optimizer.
+
+    Raises:
+      EmbeddingError: if another optimizer has made the state.
     """
     new = {
         name: initial_rows(stack, key, jnp.asarray(change.rows[name]), jnp.asarray(change.seeds[name]))
@@ -80,22 +84,18 @@ def renewed(
     return _put(tables, params, new, change), _put(tables, state, tx.init(new), change)
 
 
-def _put(tables: Collection, tree: PyTree, new: PyTree, change: Renewal) -> PyTree:
+def _put(tables: Collection, tree: PyTree, new: PyTree, change: RowReset) -> PyTree:
     """A tree with rows that begin anew; what is not by row stays."""
+    lines = {keystr(path): x for path, x in jax.tree.leaves_with_path(new)}
     leaves, structure = jax.tree.flatten(tree)
-    known, lines = stack_leaves(tree, tables.row_maps), jax.tree.leaves(new)
-    for i, leaf in enumerate(known):
-        if leaf is not None:
-            at = _index(leaf.lead, change.rows[leaf.stack])
-            leaves[i] = leaves[i].at[at].set(lines[i].astype(leaves[i].dtype), mode="drop")
+    for i, leaf in enumerate(stack_leaves(tree, tables.row_maps)):
+        if leaf is None:
+            continue
+        if leaf.path not in lines:
+            legal, why = ", ".join(lines) or "no array by row", "rows begin as the optimizer begins"
+            got, fix = f"a state with {leaf.path}", "the optimizer that has made the state"
+            raise EmbeddingError(problem("reset_rows(...)", got, legal, why, fix))
+        at = whole_shard(leaf.lead, leaves[i].shape).index(jnp.asarray(change.rows[leaf.stack]))
+        leaves[i] = leaves[i].at[at].set(lines[leaf.path].astype(leaves[i].dtype), mode="drop")
     out: PyTree = jax.tree.unflatten(structure, leaves)
     return out
-
-
-def _index(lead: tuple[int, ...], rows: NDArray[np.int32]) -> tuple[jax.Array, ...]:
-    """The index of rows into an array whose leading dims count them; out of bounds for -1."""
-    at = jnp.asarray(rows)
-    if len(lead) == 1:
-        return (jnp.where(at < 0, np.int32(lead[0]), at),)
-    group, height = lax.div(at, np.int32(lead[1])), np.int32(lead[1])
-    return jnp.where(at < 0, np.int32(lead[0]), group), lax.rem(jnp.maximum(at, 0), height)

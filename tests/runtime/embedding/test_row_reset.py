@@ -12,7 +12,7 @@ import sbp
 from sbp import B, S
 from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.eviction import LeastRecentlyUsed
-from sbp.runtime.embedding.renewal import renewal, renewed
+from sbp.runtime.embedding.row_reset import reset_rows, row_reset
 from sbp.runtime.embedding.vocabulary import Vocabulary
 from tests.errors.messages import check_message
 from tests.runtime.embedding.test_table_state import LINE, three
@@ -32,8 +32,8 @@ def test_rows_of_new_keys_begin_anew(layout: str) -> None:
     state = jax.tree.map(lambda x: jnp.full(x.shape, 5, x.dtype), TX.init(flat(params)))
     words.lookup([10, 20, 30, 40, 50, 60, 70])
     found = words.lookup([80, 90])
-    run = jax.jit(lambda p, s, change: renewed(c, p, s, TX, change, KEY))
-    change = renewal(c, {"b": found}, 6)
+    run = jax.jit(lambda p, s, change: reset_rows(c, p, s, TX, change, KEY))
+    change = row_reset(c, {"b": found}, 6)
     after, kept = run(params, state, change)
     old, new = c.unstack(params), c.unstack(after)
     others = np.delete(np.arange(7), found.new_rows)
@@ -45,17 +45,17 @@ def test_rows_of_new_keys_begin_anew(layout: str) -> None:
     assert (moments["a"] == 5).all() and all(s[0].count == 5 for s in kept.values())
     # Of the same key a row begins alike, wherever it is.
     other = Vocabulary(7, name="b").lookup([1, 90])
-    again, _ = run(params, state, renewal(c, {"b": other}, 6))
+    again, _ = run(params, state, row_reset(c, {"b": other}, 6))
     rows = (int(words.find([90])[0]), int(other.rows[1]))
     np.testing.assert_array_equal(new["b"][rows[0]], c.unstack(again)["b"][rows[1]])
 
 
-def test_a_compiled_step_renews_in_place_and_trains_by_rows() -> None:
-    """On eight devices as on one: a key that is renewed and looked up in one step, in rows."""
+def test_a_compiled_step_resets_in_place_and_trains_by_rows() -> None:
+    """On eight devices as on one: a row that is reset and looked up in one step, in rows."""
     c = three("rows")
 
     def step(params: Any, state: Any, change: Any, ids: Any) -> Any:
-        params, state = renewed(c, params, state, TX, change, KEY)
+        params, state = reset_rows(c, params, state, TX, change, KEY)
         loss, grads = jax.value_and_grad(lambda p: sum(jnp.sum(x**2) for x in c(p, ids).values()))(params)
         added, state = TX.update(grads, state, params)
         return optax.apply_updates(params, added), state, loss
@@ -64,7 +64,7 @@ def test_a_compiled_step_renews_in_place_and_trains_by_rows() -> None:
     state = TX.init(params)
     words = Vocabulary(40, name="a")
     first, ids = words.lookup(np.arange(16)), {n: np.zeros(16, np.int32) for n in "bc"}
-    args = params, state, renewal(c, {"a": first}, 16), {"a": first.rows, **ids}
+    args = params, state, row_reset(c, {"a": first}, 16), {"a": first.rows, **ids}
     wanted = jax.jit(step)(*args)
     lies = c.in_sbp(LINE), c.in_sbp(LINE, like=state), [B], [S(0)]
     program = sbp.compile(step, LINE, in_sbp=lies)
@@ -73,15 +73,31 @@ def test_a_compiled_step_renews_in_place_and_trains_by_rows() -> None:
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), program(*args), wanted)
 
 
+def test_a_state_of_another_optimizer() -> None:
+    c = three("rows")
+    (stack,) = c.stacks
+    params = c.init(jax.random.key(0))
+    change = row_reset(c, {"a": Vocabulary(40, name="a").lookup([3])}, 8)
+    check_message(
+        lambda: reset_rows(c, params, TX.init(params), sbp.rows(optax.sgd(0.1)), change, KEY),
+        EmbeddingError,
+        "reset_rows(...)",
+        f"a state with [{stack!r}][0].mu",
+        "no array by row",
+        "rows begin as the optimizer begins",
+        "the optimizer that has made the state",
+    )
+
+
 def test_more_rows_than_a_step_takes() -> None:
     c = three("rows")
     (stack,) = c.stacks
     check_message(
-        lambda: renewal(c, {"a": Vocabulary(40, name="a").lookup(np.arange(9))}, 8),
+        lambda: row_reset(c, {"a": Vocabulary(40, name="a").lookup(np.arange(9))}, 8),
         EmbeddingError,
-        "renewal(...)",
+        "row_reset(...)",
         f"9 in stack {stack!r} rows that are new",
         "at most 8",
         "a step is compiled for so many",
-        "renewal(..., size) of the ids in a batch",
+        "row_reset(..., size) of the ids in a batch",
     )
