@@ -24,6 +24,7 @@ from sbp.passes.face import Plan, faced
 from sbp.passes.passing import Chain, first
 from sbp.passes.physical.buckets import bucket_collectives
 from sbp.passes.physical.evaluate import Evaluator
+from sbp.passes.physical.exchanges import join_exchanges
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.memory import SmallestPeak
 from sbp.passes.physical.merged import merge_ops
@@ -212,10 +213,11 @@ def find_owners(s: Placed) -> Placed:
 
 
 def bucket(s: Placed) -> Placed:
-    """Brings small collectives together."""
-    if s.takes is not None:
-        return s
-    return replace(s, physical=bucket_collectives(s.physical, s.request.hardware))
+    """Brings small collectives together, and exchanges of rows."""
+    physical = s.physical if s.takes is not None else bucket_collectives(s.physical, s.request.hardware)
+    joined = join_exchanges(physical)
+    # The figures of the search are of the program that it has made.
+    return replace(s, physical=joined, takes=s.takes if joined is s.physical else None)
 
 
 BOUND_SECONDS = 10.0

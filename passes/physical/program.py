@@ -57,11 +57,13 @@ class Compute:
     """One op under its signature.
 
     Arguments:
+      bucket: what ops of one bucket send at one time is one collective; -1 for an op on its own.
       rows: the names of the plan's rows of what it sends itself.
     """
 
     node: Node
     strategy: Strategy
+    bucket: int = -1
     rows: tuple[str, ...] = field(default=(), compare=False)
 
     @cached_property
@@ -143,6 +145,15 @@ def walk_steps(steps: Iterable[Step], times: int = 1) -> Iterator[tuple[Step, in
 def barrier_of(step: Step | None) -> int:
     """The barrier that a step is of; -1 for none."""
     return step.node.barrier if isinstance(step, Compute) else -1
+
+
+def lowered_together(step: Step) -> tuple[str, int] | None:
+    """What steps next to each other are lowered with as one; None for a step by itself."""
+    if barrier_of(step) >= 0:
+        return "barrier", barrier_of(step)
+    if isinstance(step, Border) or step.bucket < 0:
+        return None
+    return "moves" if isinstance(step, Box) else "ops", step.bucket
 
 
 def grouped(steps: Sequence[Step]) -> tuple[Step, ...]:

@@ -20,7 +20,7 @@ from sbp.passes.physical.fusing import ShardSizes
 from sbp.passes.physical.kernels import Kernels, program_kernels
 from sbp.passes.physical.latency_hiding import by_place
 from sbp.passes.physical.order import known_places
-from sbp.passes.physical.program import Box, Physical, Step, Version, barrier_of, reads, writes
+from sbp.passes.physical.program import Box, Physical, Step, Version, lowered_together, reads, writes
 from sbp.passes.physical.schedule_nodes import sent_together
 
 SECTION_UNITS = 12
@@ -101,7 +101,7 @@ class _Units:
         for i in range(len(self.steps)):
             if i and self._is_one(i):
                 self.units[-1].members.append(i)
-            elif k.runs(i) or _group(self.steps[i]) is not None:
+            elif k.runs(i) or lowered_together(self.steps[i]) is not None:
                 self.units.append(_Unit([i]))
             else:
                 continue
@@ -116,8 +116,8 @@ class _Units:
         self._link(remade)
 
     def _is_one(self, i: int) -> bool:
-        group = _group(self.steps[i])
-        return group is not None and group == _group(self.steps[i - 1])
+        group = lowered_together(self.steps[i])
+        return group is not None and group == lowered_together(self.steps[i - 1])
 
     def _link(self, remade: Sequence[tuple[Made, int]]) -> None:
         readers: dict[Made, list[int]] = {}
@@ -222,10 +222,3 @@ class _Units:
 def _asked(step: Step) -> list[Version]:
     after = step.after if isinstance(step, Box) else None
     return [*reads(step), *([] if after is None else [after])]
-
-
-def _group(step: Step) -> tuple[str, int] | None:
-    """What steps next to each other are lowered with as one."""
-    if barrier_of(step) >= 0:
-        return "barrier", barrier_of(step)
-    return ("bucket", step.bucket) if isinstance(step, Box) and step.bucket >= 0 else None

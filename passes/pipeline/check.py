@@ -1,10 +1,10 @@
 """What must hold of a program that has been cut, checked where `Options(check=True)` asks for it."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from sbp.layout import at_rest
-from sbp.passes.physical.program import Box
+from sbp.passes.physical.program import Box, Step
 from sbp.passes.physical.program import reads as reads_of
 from sbp.passes.physical.program import writes as writes_of
 from sbp.passes.pipeline.cut import border_of
@@ -47,19 +47,19 @@ def check_cuts(cuts: Sequence[Cut]) -> None:
 def check_steps(cut: Cut) -> None:
     """Every step of the placement's program is in one piece, no more and no less."""
     loop = border_of(cut.physical)
-    wanted = Counter(id(s) for s in _unbucketed(s for s in cut.physical.steps if s is not loop))
-    wanted += Counter(id(s) for s in _unbucketed(() if loop is None else loop.bodies[0]))
-    found = Counter(id(s) for piece in cut.pieces for s in _unbucketed(piece.steps))
-    moves = sum(isinstance(s, Box) for s in (*cut.physical.steps, *(() if loop is None else loop.bodies[0])))
-    assert found == wanted, f"steps of {cut.physical.placement} that are lost or done twice"
-    assert moves == sum(isinstance(s, Box) for piece in cut.pieces for s in piece.steps), "moves are lost"
+    every = (*(s for s in cut.physical.steps if s is not loop), *(() if loop is None else loop.bodies[0]))
+    found = [s for piece in cut.pieces for s in piece.steps]
+    lost = Counter(map(_identity, every)) != Counter(map(_identity, found))
+    assert not lost, f"steps of {cut.physical.placement} that are lost or done twice"
+    moves = sum(isinstance(s, Box) for s in every)
+    assert moves == sum(isinstance(s, Box) for s in found), "moves are lost"
     parts = [piece.part for piece in cut.pieces]
     assert len(set(parts)) == len(parts), f"two pieces of one part: {parts}"
 
 
-def _unbucketed(steps: Iterable[object]) -> Iterable[object]:
-    """All but moves, which a cut may take out of their buckets: they are other objects then."""
-    return (s for s in steps if not isinstance(s, Box))
+def _identity(step: Step) -> int:
+    """Of a step; one number for all moves. A step that a cut takes out of its bucket is a new object."""
+    return 0 if isinstance(step, Box) else id(step.node)
 
 
 def check_versions(cut: Cut) -> None:

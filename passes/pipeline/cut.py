@@ -21,7 +21,7 @@ Words: docs/glossary.md.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sbp.passes.physical.program import Border, Box, Physical, Step, Version, reads, writes
+from sbp.passes.physical.program import Border, Box, Physical, Step, Version, lowered_together, reads, writes
 from sbp.passes.pipeline.slots import Cut, How, Piece, Read, Slot, SlotKind, Write
 from sbp.passes.pipeline.split import Subgraph
 from sbp.passes.program.control import Port, ports
@@ -321,19 +321,13 @@ def _first(one: Part, other: Part) -> Part:
 
 
 def _unbucketed(draft: _Draft) -> _Draft:
-    """The same without buckets that the cut has torn: their moves then go by themselves."""
+    """The same without buckets that the cut has torn: what is left of one then goes by itself."""
     whole: list[Step] = []
     for i, s in enumerate(draft.steps):
-        alone = isinstance(s, Box) and s.bucket >= 0 and not _beside(draft.steps, i)
-        whole.append(replace(s, bucket=-1) if alone and isinstance(s, Box) else s)
+        near = [draft.steps[j] for j in (i - 1, i + 1) if 0 <= j < len(draft.steps)]
+        beside = any(lowered_together(s) == lowered_together(other) for other in near)
+        whole.append(s if isinstance(s, Border) or beside else replace(s, bucket=-1))
     return _Draft(draft.part, whole)
-
-
-def _beside(steps: Sequence[Step], i: int) -> bool:
-    """Whether a neighbour is of the same bucket."""
-    one = steps[i]
-    near = [steps[j] for j in (i - 1, i + 1) if 0 <= j < len(steps)]
-    return any(isinstance(s, Box) and isinstance(one, Box) and s.bucket == one.bucket for s in near)
 
 
 def _link(

@@ -70,7 +70,12 @@ class ConstrainedProgram(Device):
             self.move(box, env)
         return i + 1
 
-    def compute(self, step: Compute, env: Env) -> None:
+    def compute(self, steps: Sequence[Compute], env: Env) -> None:
+        """Runs ops on whole tensors."""
+        for step in steps:
+            self.compute_whole(step, env)
+
+    def compute_whole(self, step: Compute, env: Env) -> None:
         """Runs one op on whole tensors."""
         node, strategy = step.node, step.strategy
         operands = [self.read(x, nd, env) for x, nd in zip(node.inputs, strategy.operands, strict=True)]
@@ -111,7 +116,7 @@ class ExplicitProgram(ConstrainedProgram):
         axes = self.physical.placement.axes
         return {a for a, s in zip(axes, nd, strict=True) if s == Partial("sum")}
 
-    def compute(self, step: Compute, env: Env) -> None:
+    def compute_whole(self, step: Compute, env: Env) -> None:
         """Runs one op on whole tensors."""
         node, strategy = step.node, step.strategy
         operands = [self.read(x, nd, env) for x, nd in zip(node.inputs, strategy.operands, strict=True)]

@@ -1,9 +1,11 @@
 """Runs the body of an op on the shards of one device, and checks its results while it is traced."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import jax
 
+from sbp.communication.joint import Sending, results_of
 from sbp.communication.protocol import Context
 from sbp.compat.untyped import DType
 from sbp.errors import Problem, raise_all
@@ -12,22 +14,38 @@ from sbp.passes.program.views import at_line, declared
 from sbp.signature import format_sbp
 
 
-def run_body(
-    node: Node, ctx: Context, operands: Sequence[jax.Array], dtypes: Sequence[DType]
-) -> Sequence[jax.Array]:
-    """The results of an op on the shards of its operands.
+@dataclass(frozen=True)
+class LocalOp:
+    """An op on the shards of one device.
 
     Arguments:
+      node: the op.
       ctx: the layouts, and the way to other devices; it notes what the body sends.
+      operands: the shards.
       dtypes: of the results.
+    """
+
+    node: Node
+    ctx: Context
+    operands: Sequence[jax.Array]
+    dtypes: Sequence[DType]
+
+    def begun(self) -> Sequence[jax.Array] | Sending[list[jax.Array]]:
+        """What the body returns."""
+        own = self.node.rule.body if self.node.rule is not None else None
+        return self.ctx.bind(*self.operands) if own is None else own(self.ctx, *self.operands)
+
+
+def run_bodies(ops: Sequence[LocalOp]) -> list[Sequence[jax.Array]]:
+    """The results of ops, of which none waits for another; what they send at one time goes as one message.
 
     Raises:
-      RuleError: if the body does not return a shard of every result, or sends what the rule does not declare.
+      RuleError: if a body does not return a shard of every result, or sends what the rule does not declare.
     """
-    own = node.rule.body if node.rule is not None else None
-    results: Sequence[jax.Array] = ctx.bind(*operands) if own is None else own(ctx, *operands)
-    found = [*_result_problems(node, ctx, results, dtypes), *undeclared(node, ctx)]
-    raise_all(at_line(p, node) for p in found)
+    results = results_of([op.begun() for op in ops])
+    for op, made in zip(ops, results, strict=True):
+        found = [*_result_problems(op.node, op.ctx, made, op.dtypes), *undeclared(op.node, op.ctx)]
+        raise_all(at_line(p, op.node) for p in found)
     return results
 
 

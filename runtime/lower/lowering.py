@@ -30,7 +30,7 @@ from sbp.placement import Placement
 from sbp.runtime.call.arguments import weaken
 from sbp.runtime.lower.collectives import FusedSend, apply_bucket, apply_move, dims_in_order
 from sbp.runtime.lower.key_counts import Counting, ExchangeReport
-from sbp.runtime.lower.local_kernels import run_body
+from sbp.runtime.lower.local_kernels import LocalOp, run_bodies
 from sbp.signature import B, NdSbp, Partial
 
 Env: TypeAlias = dict[Version, jax.Array]
@@ -156,13 +156,14 @@ class Device:
             if isinstance(step, Box) and step.bucket >= 0:
                 i = self.bucket(steps, i, env)
                 continue
+            if isinstance(step, Compute):
+                i = self.ops(steps, i, env)
+                continue
             with self.marked(step):
                 if isinstance(step, Box):
                     self.move(step, env)
-                elif isinstance(step, Border):
-                    self.border(step, env)
                 else:
-                    self.compute(step, env)
+                    self.border(step, env)
             i += 1
 
     def begin(self, ins: Leaving, env: Env) -> None:
@@ -234,20 +235,38 @@ class Device:
         """A version of a value, or a scalar."""
         return _constant(x, nd, self.physical.placement, self.coords) if isinstance(x, Const) else env[x, nd]
 
-    def compute(self, step: Compute, env: Env) -> None:
-        """Runs one op on the shards."""
-        graph, placement = self.physical.graph, self.physical.placement
-        node, strategy = step.node, step.strategy
-        operands = [self.read(x, nd, env) for x, nd in zip(node.inputs, strategy.operands, strict=True)]
-        counts: list[Tally] = []
-        said: list[Said] = []
-        local = context_of(
-            graph, node, strategy.lying, placement.shape, self.coords, placement.axes, counts, said
+    def ops(self, steps: Sequence[Step], i: int, env: Env) -> int:
+        """An op, or all of one bucket; returns the position after them."""
+        some: list[Compute] = []
+        for step in steps[i:]:
+            if not isinstance(step, Compute) or (some and not 0 <= step.bucket == some[0].bucket):
+                break
+            some.append(step)
+        with self.marked(*some):
+            self.compute(some, env)
+        return i + len(some)
+
+    def compute(self, steps: Sequence[Compute], env: Env) -> None:
+        """Runs an op on the shards, or some that send together."""
+        counts: list[list[Tally]] = [[] for _ in steps]
+        made = run_bodies([self.local_op(s, env, c, []) for s, c in zip(steps, counts, strict=True)])
+        for step, results, tallies in zip(steps, made, counts, strict=True):
+            env.update(zip(writes(step), results, strict=True))
+            if self.reports is not None:
+                self.reports.extend((step.node, x) for x in tallies)
+
+    def local_op(self, step: Compute, env: Env, counts: list[Tally] | None, said: list[Said]) -> LocalOp:
+        """An op with its operands here.
+
+        Arguments:
+          counts, said: collect its counts, and the collectives that it runs.
+        """
+        graph, placement, node = self.physical.graph, self.physical.placement, step.node
+        operands = [self.read(x, nd, env) for x, nd in zip(node.inputs, step.strategy.operands, strict=True)]
+        ctx = context_of(
+            graph, node, step.strategy.lying, placement.shape, self.coords, placement.axes, counts, said
         )
-        results = run_body(node, local, operands, [graph.values[v].dtype for v in node.outputs])
-        env.update(zip(writes(step), results, strict=True))
-        if self.reports is not None:
-            self.reports.extend((node, x) for x in counts)
+        return LocalOp(node, ctx, operands, [graph.values[v].dtype for v in node.outputs])
 
     def region(self, step: Border, env: Env) -> Region:
         """A loop or a branch with its inputs here."""

@@ -216,12 +216,14 @@ class CheckedDevice(Device):
         env[MARKS] = jnp.where(first, found, marks.at[CLOCK].set(clock + n))
         self.seen.clear()
 
-    def compute(self, step: Compute, env: Env) -> None:
-        """Runs one op, and checks its results."""
-        super().compute(step, env)
-        had = [self.kinds(x, nd, env) for x, nd in zip(step.node.inputs, step.strategy.operands, strict=True)]
-        for v, nd in writes(step):
-            self.note(ProbedOp(said_of(step.node), v, nd), had, env)
+    def compute(self, steps: Sequence[Compute], env: Env) -> None:
+        """Runs ops, and checks their results."""
+        super().compute(steps, env)
+        for step in steps:
+            given = zip(step.node.inputs, step.strategy.operands, strict=True)
+            had = [self.kinds(x, nd, env) for x, nd in given]
+            for v, nd in writes(step):
+                self.note(ProbedOp(said_of(step.node), v, nd), had, env)
 
     def move(self, step: Box, env: Env) -> None:
         """Moves a tensor, and checks it if the move adds up."""

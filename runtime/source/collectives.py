@@ -1,9 +1,10 @@
 """How what devices send each other is spelled, barriers, and bodies that are called by their names."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sbp.annotation import Pin
+from sbp.communication.protocol import Context
 from sbp.layout import Layout
 from sbp.runtime.source.operands import Operands, Spelling
 from sbp.runtime.source.text import Text, literal, signature
@@ -75,15 +76,31 @@ def _barrier(o: Operands) -> Text:
 
 def _named_call(o: Operands) -> Text:
     call: NamedCall = o.params["call"]
-    if call.ctx is None:
+    if not call.ops:
         rest = "".join(f", {literal(v, '', o.given)}" for _, v in call.args)
         return Text(f"{call.function}({o.args()}{rest})")
-    ctx, name = call.ctx, call.args[0][1]
+    if len(call.ops) > 1:
+        return Text(f"sbp.shards.together({', '.join(_shards_ops(o, call))})")
+    ((name, ctx),) = call.ops
     params = "".join(f", {k}={literal(v, f'{name}_{k}', o.given)}" for k, v in ctx.params.items())
-    lies = f"takes={_layouts(ctx.operands)}, gives={_layouts(ctx.results)}"
     only = "[0]" if ctx.primitive.multiple_results and len(o.eqn.outs) == 1 else ""
     operands = o.args()
-    return Text(f'sbp.shards.on_shards("{name}", {operands}{", " if operands else ""}{lies}{params}){only}')
+    given = f'"{name}", {operands}{", " if operands else ""}'
+    return Text(f"sbp.shards.on_shards({given}{_lying(ctx)}{params}){only}")
+
+
+def _shards_ops(o: Operands, call: NamedCall) -> Iterator[str]:
+    """The ops that send together."""
+    first = 0
+    for name, ctx in call.ops:
+        operands = ", ".join(o.arg(i) for i in range(first, first + len(ctx.operands)))
+        params = ", ".join(f'"{k}": {literal(v, f"{name}_{k}", o.given)}' for k, v in ctx.params.items())
+        yield f'sbp.shards.ShardsOp("{name}", [{operands}], {_lying(ctx)}, params={{{params}}})'
+        first += len(ctx.operands)
+
+
+def _lying(ctx: Context) -> str:
+    return f"takes={_layouts(ctx.operands)}, gives={_layouts(ctx.results)}"
 
 
 def _layouts(layouts: Sequence[Layout]) -> str:

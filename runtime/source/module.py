@@ -126,7 +126,7 @@ def head(claim: str, body: str) -> str:
     doc = ['"""' + "\n".join(textwrap.wrap(claim, WIDTH - 3)), "", *textwrap.wrap(more, WIDTH), '"""', ""]
     imports = [line for line, uses in _IMPORTS if re.search(uses, body, re.DOTALL)]
     own = ", ".join(s for s in ("B", "P", "S") if re.search(rf"[\[ ]{s}\b[\](,]", body.replace("# ", "#")))
-    shards = "sbp.shards.on_shards(" in body
+    shards = "sbp.shards." in body
     imports += ["", "import sbp"] if "sbp." in re.sub(r"#.*", "", body) else []
     imports += [f"from sbp import {own}"] if own and shards else []
     bits = ", ".join(f for f in ("extremum", "owned_sum", "all_product") if f"{f}(" in body)

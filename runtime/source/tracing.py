@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,8 @@ from sbp.passes.explain.collectives import scope_of_rows
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.program import Box, Compute, Physical, Step, writes
 from sbp.passes.pipeline.slots import Piece
-from sbp.passes.program.views import context_of
-from sbp.runtime.lower.local_kernels import run_body
+from sbp.passes.program.views import Said
+from sbp.runtime.lower.local_kernels import run_bodies
 from sbp.runtime.lower.lowering import Device, Env, device_function
 from sbp.runtime.pipeline.stage_programs import SlotLayout, arrays_read, piece_function
 from sbp.signature import NdSbp, Partial
@@ -38,14 +38,13 @@ class NamedCall:
 
     Arguments:
       function: its name, as the module imports it.
-      operands: how many of its arguments are arrays; they come first.
-      args: the arguments behind these, by name; "" for those by position.
-      ctx: of an op on shards, what its body knows; None for another function.
+      args: the arguments behind the arrays, by name; "" for those by position.
+      ops: of ops on shards, the name of each and what its body knows; none for another function.
     """
 
     function: str
     args: tuple[tuple[str, Any], ...] = ()
-    ctx: Context | None = None
+    ops: tuple[tuple[str, Context], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,32 +115,30 @@ class SourceDevice(Device):
                 (env[version],) = _named(NamedCall(IS), [env[version]], [env[version]])
         return end
 
-    def compute(self, step: Compute, env: Env) -> None:
-        """An op on the shards."""
-        rule = step.node.rule
-        if rule is None or rule.body is None or not step.node.outputs:
-            super().compute(step, env)
+    def compute(self, steps: Sequence[Compute], env: Env) -> None:
+        """Ops on the shards: one, or some that send together."""
+        rule = steps[0].node.rule
+        if rule is None or rule.body is None or not steps[0].node.outputs:
+            super().compute(steps, env)
             return
-        graph, placement, node = self.physical.graph, self.physical.placement, step.node
-        operands = [self.read(x, nd, env) for x, nd in zip(node.inputs, step.strategy.operands, strict=True)]
-        said: list[tuple[str, tuple[int, ...]]] = []
-        ctx = context_of(
-            graph, node, step.strategy.lying, placement.shape, self.coords, placement.axes, None, said
-        )
-        run = partial(run_body, node, ctx, dtypes=[graph.values[v].dtype for v in node.outputs])
-        tried = jax.make_jaxpr(lambda *xs: list(run(operands=xs)))(*operands)
-        if not said and _length(tried.jaxpr) <= MOST_INLINE:
-            super().compute(step, env)
+        said: list[list[Said]] = [[] for _ in steps]
+        ops = [self.local_op(step, env, None, x) for step, x in zip(steps, said, strict=True)]
+
+        def run(operands: Sequence[Sequence[jax.Array]]) -> list[Sequence[jax.Array]]:
+            return run_bodies([replace(op, operands=xs) for op, xs in zip(ops, operands, strict=True)])
+
+        tried = jax.make_jaxpr(run)([op.operands for op in ops])
+        if not any(said) and _length(tried.jaxpr) <= MOST_INLINE:
+            super().compute(steps, env)
             return
         results = [core.struct(x.shape, x.dtype) for x in tried.out_avals]
-        call = NamedCall("on_shards", ctx=ctx)
-        env.update(zip(writes(step), _named(call, operands, results, node.op), strict=True))
+        call = NamedCall("on_shards", ops=tuple((op.node.op, op.ctx) for op in ops))
+        made = [version for step in steps for version in writes(step)]
+        env.update(zip(made, _named(call, [x for op in ops for x in op.operands], results), strict=True))
 
 
-def _named(call: NamedCall, operands: Sequence[Any], results: Sequence[Any], op: str = "") -> list[jax.Array]:
+def _named(call: NamedCall, operands: Sequence[Any], results: Sequence[Any]) -> list[jax.Array]:
     given = tuple(core.struct(x.shape, x.dtype) for x in results)
-    if op:
-        call = NamedCall(call.function, (("", op),), call.ctx)
     out: list[jax.Array] = named_call_p.bind(*operands, call=call, results=given)
     return out
 

@@ -155,6 +155,8 @@ def _groups(plan: PlanData, found: Sequence[CompiledCollective]) -> Mapping[str,
 def _kept(row: Collective, made: Sequence[CompiledCollective], group: _Together) -> RowMatch:
     """The match of a row that instructions name."""
     remarks = []
+    # Rounds that run only if data demand it are none of the plan's.
+    made = [c for c in made if not c.conditional] or made
     others = {c.kind for c in made} - {row.kind}
     if others:
         remarks.append(f"XLA makes {' and '.join(sorted(others)).replace('_', '-')} of it")

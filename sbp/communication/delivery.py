@@ -21,6 +21,7 @@ from sbp.communication.exchange import (
     first_round,
     round_of_fitting_size,
 )
+from sbp.communication.joint import Sending, alone
 from sbp.communication.keys import NO_KEY, Buckets, bucketed, count_of, local_rows, ranked, take_rows
 from sbp.communication.legs import Exchange, Leg, exchange_axes, legs, split_by_outer
 from sbp.communication.protocol import Context
@@ -42,7 +43,7 @@ def deliver_rows(
     state: PyTree,
     apply: ApplyRows,
     additive: bool = False,
-) -> PyTree:
+) -> Sending[PyTree]:
     """The state after the rows of all devices are summed by key and given to the owners of the keys.
 
     A key is given once, with the sum of all its rows, so `apply` may be any function of it. If all keys fit
@@ -67,7 +68,7 @@ def deliver_rows(
     buckets = bucketed(ctx, ahead[0], keys)
     # The loop reads the rows too: without a barrier XLA computes them for each of the two.
     rows = rows if all(leg.fits for leg in ahead) else optimization_barrier(rows)
-    received, sums, fills, sends = delivery.in_one_round(ahead, buckets, rows)
+    received, sums, fills, sends = yield from delivery.in_one_round(ahead, buckets, rows)
     enough = fills <= 1
     tally = Tally(count_of(buckets.keys != NO_KEY), ZERO, ZERO, fills).after(sends & enough)
     if all(leg.fits for leg in ahead):
@@ -111,23 +112,23 @@ class _Delivery:
 
     def in_one_round(
         self, ahead: Sequence[Leg], buckets: Buckets, rows: jax.Array
-    ) -> tuple[jax.Array, jax.Array, Position, jax.Array]:
+    ) -> Sending[tuple[jax.Array, jax.Array, Position, jax.Array]]:
         """The first round along all legs.
 
         Returns the keys and sums that reach this device, how often the fullest bucket of any device would
         fill its capacity (the round brings all if that is once), and which of this device's keys it sends.
         """
         leg, inner = ahead[0], ahead[1:]
-        first = first_round(self.ctx, self.exchange, leg, buckets)
-        sums = self.sent_sums(leg, leg.capacity, first.slots, rows)
+        first = yield from first_round(self.ctx, self.exchange, leg, buckets)
+        sums = yield from self.sent_sums(leg, leg.capacity, first.slots, rows)
         fills = first.fills(leg)
         if not inner:
             return first.received, sums, fills, first.sends
         merged = bucketed(self.ctx, inner[0], first.received)
-        keys, sums, inner_fills, _ = self.in_one_round(inner, merged, sums)
+        keys, sums, inner_fills, _ = yield from self.in_one_round(inner, merged, sums)
         return keys, sums, jnp.maximum(fills, inner_fills), first.sends
 
-    def sent_sums(self, leg: Leg, capacity: int, slots: jax.Array, rows: jax.Array) -> jax.Array:
+    def sent_sums(self, leg: Leg, capacity: int, slots: jax.Array, rows: jax.Array) -> Sending[jax.Array]:
         """The sums of rows that come to this device, [group * capacity, ...].
 
         Rows are added where their keys lie in the message: nothing as long as the batch is put in order.
@@ -137,7 +138,8 @@ class _Delivery:
         """
         sums = _summed(rows, slots, leg.group * capacity)
         lines = sums.reshape(leg.group, capacity, *rows.shape[1:])
-        return send_rows(self.ctx, lines, leg, self.exchange.wire_dtype).reshape(sums.shape)
+        came = yield from send_rows(self.ctx, lines, leg, self.exchange.wire_dtype)
+        return came.reshape(sums.shape)
 
     def in_rounds(
         self, ahead: Sequence[Leg], buckets: Buckets, rows: jax.Array, begin: _Delivered
@@ -155,7 +157,7 @@ class _Delivery:
             sends, slots = buckets.slots(capacity, done, ends)
             message = buckets.message(slots, capacity)
             received = ctx.all_to_all(message, leg.axis).reshape(-1)
-            sums = self.sent_sums(leg, capacity, slots, rows)
+            sums = alone(self.sent_sums(leg, capacity, slots, rows))
             state, inner = self.behind(ahead[1:], received, sums, state)
             done = done + jnp.sum(message != NO_KEY, axis=1, dtype=np.int32)
             return done, more, state, tally.after(sends, inner)

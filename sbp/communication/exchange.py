@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sbp.communication.joint import Sending, agreed, alone, to_owners
 from sbp.communication.keys import NO_KEY, Buckets, bucketed, count_of, local_rows, per_row, take_rows
 from sbp.communication.legs import Exchange, Leg, exchange_axes, legs
 from sbp.communication.protocol import Context
@@ -92,7 +93,7 @@ class FirstRound(NamedTuple):
         return np.int32(1) if self.fullest is None else lax.div(self.fullest - 1, np.int32(leg.capacity)) + 1
 
 
-def first_round(ctx: Context, exchange: Exchange, leg: Leg, buckets: Buckets) -> FirstRound:
+def first_round(ctx: Context, exchange: Exchange, leg: Leg, buckets: Buckets) -> Sending[FirstRound]:
     """Sends the keys of the first round.
 
     Fetching and delivering rows of the same keys sends the same words, so XLA keeps one of the two messages.
@@ -102,18 +103,20 @@ def first_round(ctx: Context, exchange: Exchange, leg: Leg, buckets: Buckets) ->
     sends, slots = buckets.slots(leg.capacity)
     message, own_fullest = buckets.message(slots, leg.capacity), jnp.max(buckets.sizes)
     if leg.fits:
-        return FirstRound(sends, slots, ctx.all_to_all(message, leg.axis).reshape(-1), None)
+        received = yield from to_owners(ctx, message, leg.axis)
+        return FirstRound(sends, slots, received.reshape(-1), None)
     if not leg.alone:  # only a reduction reaches the devices along the axes of the other legs
-        received = ctx.all_to_all(message, leg.axis).reshape(-1)
-        return FirstRound(sends, slots, received, ctx.maximum(own_fullest, exchange_axes(exchange)))
+        received = yield from to_owners(ctx, message, leg.axis)
+        fullest = yield from agreed(ctx, own_fullest, exchange_axes(exchange))
+        return FirstRound(sends, slots, received.reshape(-1), fullest)
     announced = jnp.broadcast_to(own_fullest, (leg.group, 1))
-    got = ctx.all_to_all(jnp.concatenate([message, announced], axis=1), leg.axis)
+    got = yield from to_owners(ctx, jnp.concatenate([message, announced], axis=1), leg.axis)
     return FirstRound(sends, slots, got[:, :-1].reshape(-1), jnp.max(got[:, -1]))
 
 
 def fetch_rows(
     ctx: Context, exchange: Exchange, keys: jax.Array, serve: Serve, absent: jax.Array | None = None
-) -> jax.Array:
+) -> Sending[jax.Array]:
     """The rows of `keys`, `[n, ...]`; zeros where there is no key.
 
     Along axes that do not split the keys a device gives the rows of its own shard, and zeros for the others:
@@ -131,7 +134,7 @@ def fetch_rows(
         if absent is None:
             return rows
         return jnp.where(per_row(keys != NO_KEY, rows), rows, per_row(absent, rows))
-    rows, tally = _fetched(ctx, exchange, ahead, keys, serve, absent)
+    rows, tally = yield from _fetched(ctx, exchange, ahead, keys, serve, absent)
     ctx.report(tally)
     return rows
 
@@ -143,7 +146,7 @@ def _fetched(
     keys: jax.Array,
     serve: Serve,
     absent: jax.Array | None = None,
-) -> tuple[jax.Array, Tally]:
+) -> Sending[tuple[jax.Array, Tally]]:
     """The rows of `keys` along the legs ahead, and what has been done for them.
 
     An owner of the first leg fetches what it was asked for along the other legs, before it answers: a leg's
@@ -154,24 +157,24 @@ def _fetched(
     leg, inner = ahead[0], ahead[1:]
     buckets = bucketed(ctx, leg, keys)
 
-    def answer(received: jax.Array, capacity: int) -> tuple[jax.Array, Tally]:
+    def answer(received: jax.Array, capacity: int) -> Sending[tuple[jax.Array, Tally]]:
         """The rows that come back for a message, and what the legs behind have done."""
-        found, behind = _fetched(ctx, exchange, inner, received, serve)
+        found, behind = yield from _fetched(ctx, exchange, inner, received, serve)
         shape = leg.group, capacity, *found.shape[1:]
-        back = send_rows(ctx, found.reshape(shape), leg, exchange.wire_dtype)
+        back = yield from send_rows(ctx, found.reshape(shape), leg, exchange.wire_dtype)
         return back.reshape(found.shape), behind
 
     def next_round(capacity: int, state: _Fetched) -> _Fetched:
         done, rows, tally = state
         sends, slots = buckets.slots(capacity, done)
         received = ctx.all_to_all(buckets.message(slots, capacity), leg.axis).reshape(-1)
-        found, behind = answer(received, capacity)
+        found, behind = alone(answer(received, capacity))
         some = take_rows(found, slots)
         tally = tally.after(sends, behind.rounds)
         return done + np.int32(capacity), jnp.where(per_row(sends, some), some, rows), tally
 
-    first = first_round(ctx, exchange, leg, buckets)
-    found, behind = answer(first.received, leg.capacity)
+    first = yield from first_round(ctx, exchange, leg, buckets)
+    found, behind = yield from answer(first.received, leg.capacity)
     rows = take_rows(found, first.slots)
     none = jnp.zeros((), rows.dtype) if absent is None else per_row(absent, rows)
     rows = jnp.where(per_row(first.sends, rows), rows, none)

@@ -17,6 +17,7 @@ from sbp.communication.delivery import deliver_rows, may_add_one_by_one
 from sbp.communication.exchange import fetch_rows
 from sbp.communication.extents import extent
 from sbp.communication.gather import CLIP, FILL, missing_value, signed_index
+from sbp.communication.joint import Sending
 from sbp.communication.key_samples import with_planned_capacity
 from sbp.communication.keys import NO_KEY, local_rows, rows_or_zeros
 from sbp.communication.legs import Exchange, legs
@@ -85,7 +86,7 @@ def kind_of_keys(mode: GatherScatterMode) -> bool:
     return bool(mode == FILL)
 
 
-def lookup_local(ctx: Context, table: jax.Array, ids: jax.Array) -> list[jax.Array]:
+def lookup_local(ctx: Context, table: jax.Array, ids: jax.Array) -> Sending[list[jax.Array]]:
     """The sparse exchange; of the devices of a sum one gives what stands for ids out of bounds."""
     layout, fills = ctx.operands[0], ctx.params["mode"] == FILL
     sums = layout.partial_axes("sum")
@@ -99,7 +100,7 @@ def lookup_local(ctx: Context, table: jax.Array, ids: jax.Array) -> list[jax.Arr
         once = ctx.first([*sums, *(a for a in layout.axes(0) if a not in exchange.axes)])
         missing = missing_value(ctx.params["fill_value"], table.dtype)
         absent = jnp.where(legal.reshape(-1) | ~once, jnp.zeros((), table.dtype), missing)
-    rows = fetch_rows(ctx, exchange, keys.reshape(-1), lambda at: rows_or_zeros(table, at), absent)
+    rows = yield from fetch_rows(ctx, exchange, keys.reshape(-1), lambda at: rows_or_zeros(table, at), absent)
     return [rows.reshape(*ids.shape, *table.shape[1:])]
 
 
@@ -115,7 +116,7 @@ def lookup_held(ctx: Context) -> float:
     return fetch_held(_exchange(ctx), row_bytes(ctx, ctx.dtypes[0]))
 
 
-def add_rows_local(ctx: Context, x: jax.Array, ids: jax.Array, rows: jax.Array) -> list[jax.Array]:
+def add_rows_local(ctx: Context, x: jax.Array, ids: jax.Array, rows: jax.Array) -> Sending[list[jax.Array]]:
     """The sparse exchange; without one, each device adds to the rows that it has."""
     layout, mode = ctx.operands[0], ctx.params["mode"]
     if not layout.axes(0) and not any(map(ctx.operands[1].padded, range(ids.ndim))):
@@ -135,7 +136,7 @@ def add_rows_local(ctx: Context, x: jax.Array, ids: jax.Array, rows: jax.Array) 
     def apply(x: jax.Array, at: jax.Array, sums: jax.Array) -> jax.Array:
         return x.at[at].add(sums, mode="drop", wrap_negative_indices=False, **known)
 
-    return [deliver_rows(ctx, exchange, keys, rows, x, apply, additive)]
+    return [(yield from deliver_rows(ctx, exchange, keys, rows, x, apply, additive))]
 
 
 def add_rows_communication(ctx: Context) -> Iterable[Communication]:

@@ -88,7 +88,7 @@ class Context:
         if self.reports is not None:
             self.reports.append(counts)
 
-    def _says(self, kind: str, axes: Sequence[int]) -> None:
+    def says(self, kind: str, axes: Sequence[int]) -> None:
         """Notes a collective, for the comparison with the declarations of the rule."""
         if self.said is not None:
             self.said.append((kind, tuple(axes)))
@@ -140,7 +140,7 @@ class Context:
 
     def gathered(self, x: jax.Array, axes: Sequence[int]) -> jax.Array:
         """The `x` of every device along `axes`, outer to inner, in a new first dim."""
-        self._says("all_gather", axes)
+        self.says("all_gather", axes)
         whole = x[None]
         for axis in reversed(axes):
             whole = all_gather(whole, self.names[axis], axis=0, tiled=True)
@@ -157,28 +157,28 @@ class Context:
         Arguments:
           pairs: (sender, receiver) ranks along `axes`; each rank at most once on either side.
         """
-        self._says("permute", axes)
+        self.says("permute", axes)
         names = tuple(self.names[a] for a in axes)
         return ppermute(x, names if len(names) > 1 else names[0], pairs)
 
     def all_to_all(self, x: jax.Array, axis: int) -> jax.Array:
         """Row i of `x` to the device at position i along `axis`, whose row for this one becomes row i."""
-        self._says("all_to_all", (axis,))
+        self.says("all_to_all", (axis,))
         return all_to_all(x, self.names[axis], split_axis=0, concat_axis=0, tiled=True)
 
     def total(self, x: jax.Array, axes: Sequence[int]) -> jax.Array:
         """The sum over the devices along `axes`."""
-        self._says("all_reduce", axes)
+        self.says("all_reduce", axes)
         return psum(x, tuple(self.names[a] for a in axes))
 
     def maximum(self, x: jax.Array, axes: Sequence[int]) -> jax.Array:
         """The maximum over the devices along `axes`; NaN may be lost (`sbp.communication.bits`)."""
-        self._says("all_reduce", axes)
+        self.says("all_reduce", axes)
         return pmax(x, tuple(self.names[a] for a in axes))
 
     def minimum(self, x: jax.Array, axes: Sequence[int]) -> jax.Array:
         """The minimum over the devices along `axes`; NaN may be lost (`sbp.communication.bits`)."""
-        self._says("all_reduce", axes)
+        self.says("all_reduce", axes)
         return pmin(x, tuple(self.names[a] for a in axes))
 
 

@@ -17,6 +17,7 @@ from jax import lax
 from jax.lax import GatherScatterMode
 
 from sbp.communication.delivery import deliver_rows, may_add_one_by_one
+from sbp.communication.joint import Sending
 from sbp.communication.legs import Exchange, legs
 from sbp.communication.lookups import exchange_along, keys_of, kind_of_keys, row_bytes
 from sbp.communication.protocol import Communication, Context
@@ -108,7 +109,7 @@ def _column_axes(ctx: Context) -> tuple[int, ...]:
     return tuple(sorted({a for d in range(1, len(table.shape)) for a in table.axes(d)}))
 
 
-def update_local(ctx: Context, table: jax.Array, *rest: jax.Array) -> list[jax.Array]:
+def update_local(ctx: Context, table: jax.Array, *rest: jax.Array) -> Sending[list[jax.Array]]:
     """Sums by key go to the owners of the rows, which update them in place.
 
     Where devices have the same rows but ids of their own, each first gets the ids and rows of the others, so
@@ -127,17 +128,18 @@ def update_local(ctx: Context, table: jax.Array, *rest: jax.Array) -> list[jax.A
     if not copied or _gathers(ctx):
         additive = _additive(ctx)
         apply = step.add if additive else step
-        return list(deliver_rows(ctx, _update_exchange(ctx), keys, flat, [table, *state], apply, additive))
+        exchange, whole = _update_exchange(ctx), [table, *state]
+        return list((yield from deliver_rows(ctx, exchange, keys, flat, whole, apply, additive)))
 
     def add(grad: jax.Array, at: jax.Array, sums: jax.Array) -> jax.Array:
         return grad.at[at].add(sums, mode="drop")
 
-    grad = deliver_rows(ctx, _exchange(ctx), keys, flat, jnp.zeros(table.shape, flat.dtype), add)
+    grad = yield from deliver_rows(ctx, _exchange(ctx), keys, flat, jnp.zeros(table.shape, flat.dtype), add)
     grad = ctx.total(grad, copied)
     return step([table, *state], lax.iota(np.int32, table.shape[0]), grad)
 
 
-def sum_rows_local(ctx: Context, table: jax.Array, *rest: jax.Array) -> list[jax.Array]:
+def sum_rows_local(ctx: Context, table: jax.Array, *rest: jax.Array) -> Sending[list[jax.Array]]:
     """Sums by key go to the owners of the rows, which sum up what these count."""
     measure, (_, ids, rows) = ctx.params["measure"], parted(rest, len(ctx.params["modes"]))
     # Columns of padding count for nothing; rows of padding have no key.
@@ -150,7 +152,7 @@ def sum_rows_local(ctx: Context, table: jax.Array, *rest: jax.Array) -> list[jax
         return total + jnp.sum(measure(jnp.where(own, sums, jnp.zeros((), sums.dtype))))
 
     zero = jnp.zeros((), jax.eval_shape(lambda x: jnp.sum(measure(x)), flat).dtype)
-    return [deliver_rows(ctx, _exchange(ctx), keys, flat, zero, add)]
+    return [(yield from deliver_rows(ctx, _exchange(ctx), keys, flat, zero, add))]
 
 
 def sum_rows_communication(ctx: Context) -> Iterable[Communication]:

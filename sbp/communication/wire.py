@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sbp.communication.joint import Sending, to_owners
 from sbp.communication.keys import KEY_BYTES
 from sbp.communication.legs import Exchange, Leg, exchange_axes, legs
 from sbp.communication.protocol import Communication, Context
@@ -39,7 +40,7 @@ def overflows(dtype: DType, wire: str | None) -> bool:
     return bool(narrow != dtype and finfo(narrow).maxexp < finfo(dtype).maxexp)
 
 
-def send_rows(ctx: Context, rows: jax.Array, leg: Leg, wire: str | None) -> jax.Array:
+def send_rows(ctx: Context, rows: jax.Array, leg: Leg, wire: str | None) -> Sending[jax.Array]:
     """Rows `[group, ...]`, line i to the device at position i, whose line for this one becomes line i.
 
     Short floats travel as integers: XLA would widen them on CPU, and send twice the bytes.
@@ -47,9 +48,11 @@ def send_rows(ctx: Context, rows: jax.Array, leg: Leg, wire: str | None) -> jax.
     sent = rows.astype(wire_type(rows.dtype, wire))
     dtype, size = sent.dtype, core.itemsize(sent.dtype)
     if not jnp.issubdtype(dtype, jnp.floating) or size not in (1, 2):
-        return ctx.all_to_all(sent, leg.axis).astype(rows.dtype)
+        received = yield from to_owners(ctx, sent, leg.axis)
+        return received.astype(rows.dtype)
     bits = lax.bitcast_convert_type(sent, np.dtype(f"uint{8 * int(size)}"))
-    return lax.bitcast_convert_type(ctx.all_to_all(bits, leg.axis), dtype).astype(rows.dtype)
+    received = yield from to_owners(ctx, bits, leg.axis)
+    return lax.bitcast_convert_type(received, dtype).astype(rows.dtype)
 
 
 def fetch_communication(

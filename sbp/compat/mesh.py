@@ -77,7 +77,8 @@ def meshless(fn: Callable[P, R], refuse: Callable[[Exception], NoReturn] | None 
             with _Changed(NO_MESH, now):
                 return fn(*args, **kwargs)
         except Exception as e:
-            if refuse is None:
+            called = e.__traceback__ is not None and e.__traceback__.tb_next is not None
+            if refuse is None or not called:  # the call does not match the signature: Python says how
                 raise
             refuse(e)
 

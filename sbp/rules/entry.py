@@ -3,6 +3,7 @@
 Words: docs/glossary.md.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from sbp.communication.joint import Sending
 from sbp.communication.protocol import Communication, Context
 from sbp.compat import core
 from sbp.compat.untyped import DType, PyTree
@@ -105,7 +107,7 @@ class Matmul:
 
 
 Rows: TypeAlias = Callable[[Op], Iterable[Row]]
-OpBody: TypeAlias = Callable[..., Sequence[jax.Array]]
+OpBody: TypeAlias = Callable[..., Sequence[jax.Array] | Sending[list[jax.Array]]]
 Flops: TypeAlias = Callable[[Op], float]
 Traffic: TypeAlias = Callable[[Op], float]
 Matmuls: TypeAlias = Callable[[Op], Matmul]
@@ -149,7 +151,8 @@ class Rule:
     Arguments:
       name: the primitive's name.
       rows: the valid 1-D signatures of an application; all B is always valid and need not be listed.
-      body: the body that runs on the shards; None binds the same primitive to them.
+      body: the body that runs on the shards; None binds the same primitive to them. If it is a generator
+        function, what it sends goes together with what other ops send (sbp/communication/joint.py).
       flops: of an application with local shapes.
       traffic: bytes that it reads and writes, with local shapes.
       matmul: the products of matrices that it computes, if its work is that; other work runs on vector units.
@@ -190,6 +193,11 @@ class Rule:
     family: str = ""
     note: str = ""
     function: Callable[..., PyTree] | None = None
+
+    @property
+    def sends_with_others(self) -> bool:
+        """Whether what its body sends may go together with what other ops send."""
+        return inspect.isgeneratorfunction(self.body)
 
 
 def all_broadcast(op: Op) -> Row:

@@ -2,12 +2,14 @@
 
 import difflib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax import lax
 from jax.typing import ArrayLike
 
+from sbp.communication.joint import Sending, results_of
 from sbp.communication.protocol import Context
 from sbp.compat import core, ops
 from sbp.errors import ArgumentError, Problem
@@ -74,23 +76,56 @@ def on_shards(
     >>> run(jnp.ones(8)).tolist()
     [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
     """
-    primitive, rule, sizes = _primitive(name.partition("[")[0]), lookup(name), _axis_sizes(name)
-    hierarchy = tuple(sizes.values())
-    operand_layouts, result_layouts = (
-        tuple(Layout(tuple(shape), tuple(nd), hierarchy) for shape, nd in some) for some in (takes, gives)
-    )
-    ctx = Context(
-        primitive,
-        params,
-        operand_layouts,
-        result_layouts,
-        coords=[lax.axis_index(axis) for axis in sizes],
-        names=tuple(sizes),
-        dtypes=[x.dtype for x in operands],
-    )
-    own = None if rule is None else rule.body
-    results = ctx.bind(*operands) if own is None else own(ctx, *operands)
-    return tuple(results) if primitive.multiple_results else results[0]
+    results = together(ShardsOp(name, operands, takes, gives, params))
+    return results if _primitive(_op_of(name)).multiple_results else results[0]
+
+
+@dataclass(frozen=True)
+class ShardsOp:
+    """An op on the shards of one device: what `on_shards` is given for it.
+
+    Arguments:
+      name, operands, takes, gives, params: as of `on_shards`.
+    """
+
+    name: str
+    operands: Sequence[jax.Array]
+    takes: Sequence[Lying]
+    gives: Sequence[Lying]
+    params: Mapping[str, Any]
+
+    def begun(self) -> Sequence[jax.Array] | Sending[list[jax.Array]]:
+        """What its body returns."""
+        primitive, sizes = _primitive(_op_of(self.name)), _axis_sizes(self.name)
+        takes, gives = (
+            tuple(Layout(tuple(shape), tuple(nd), tuple(sizes.values())) for shape, nd in some)
+            for some in (self.takes, self.gives)
+        )
+        coords, dtypes = [lax.axis_index(axis) for axis in sizes], [x.dtype for x in self.operands]
+        ctx = Context(primitive, self.params, takes, gives, coords, tuple(sizes), dtypes)
+        rule = lookup(self.name)
+        if rule is None or rule.body is None:
+            return ctx.bind(*self.operands)
+        return rule.body(ctx, *self.operands)
+
+
+def together(*calls: ShardsOp) -> tuple[jax.Array, ...]:
+    """Runs ops on the shards of one device; what they send at one time goes as one message.
+
+    Arguments:
+      calls: the ops; none waits for another.
+
+    Returns:
+      The results of all, one after the other.
+
+    Raises:
+      ArgumentError: as `on_shards`.
+    """
+    return tuple(x for results in results_of([call.begun() for call in calls]) for x in results)
+
+
+def _op_of(name: str) -> str:
+    return name.partition("[")[0]
 
 
 def _primitive(name: str) -> core.Bindable:

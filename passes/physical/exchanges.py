@@ -1,0 +1,165 @@
+"""Lookups in tables that lie alike send their keys in one message, and their rows come back in one.
+
+So do the updates of these tables. A message costs a latency however little it carries, and a model has tables
+of many widths. Ops that do not wait for each other come together, behind what any of them waits for
+(sbp/communication/joint.py joins what they send).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from sbp.passes.physical.program import (
+    Border,
+    Box,
+    Compute,
+    Physical,
+    Step,
+    Version,
+    barrier_of,
+    lowered_together,
+    reads,
+    writes,
+)
+from sbp.passes.program.graph import Const
+from sbp.passes.program.views import communication_of
+
+
+def join_exchanges(physical: Physical) -> Physical:
+    """Brings exchanges between the same devices together; the program as it is where there is one at most."""
+    steps, number = _joined(physical, physical.steps, 0)
+    return replace(physical, steps=steps) if number else physical
+
+
+def _joined(physical: Physical, steps: Sequence[Step], number: int) -> tuple[tuple[Step, ...], int]:
+    """The steps of one body with buckets of exchanges numbered from `number`, and the next free number."""
+    out = list[Step]()
+    for step in steps:
+        if isinstance(step, Border):
+            bodies = []
+            for body in step.bodies:
+                own, number = _joined(physical, body, number)
+                bodies.append(own)
+            step = replace(step, bodies=tuple(bodies))
+        out.append(step)
+    kinds = {i: kind for i, step in enumerate(out) if (kind := _kind(physical, step)) is not None}
+    while (group := _group(out, kinds)) is not None:
+        out, kinds = group.together(out, kinds, number)
+        number += 1
+    return tuple(out), number
+
+
+def _kind(physical: Physical, step: Step) -> Hashable | None:
+    """What exchanges that go together have in common; None for what is none."""
+    if not isinstance(step, Compute) or step.node.rule is None or barrier_of(step) >= 0:
+        return None
+    if not step.node.rule.sends_with_others:
+        return None
+    sent = communication_of(physical.graph, step.node, step.strategy.lying, physical.placement.shape)
+    kinds = tuple((c.kind, c.axes) for c in sent)
+    return (step.node.op, kinds) if any(kind == "all_to_all" for kind, _ in kinds) else None
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Exchanges that go together.
+
+    Arguments:
+      members: their positions, in order.
+      before: the positions of steps behind the first of them that others wait for, in order.
+    """
+
+    members: Sequence[int]
+    before: Sequence[int]
+
+    def together(
+        self, steps: Sequence[Step], kinds: dict[int, Hashable], number: int
+    ) -> tuple[list[Step], dict[int, Hashable]]:
+        """The steps in their new order, and the kinds of exchanges that are still by themselves."""
+        first, moved = self.members[0], {*self.members, *self.before}
+        members = sorted(self.members, key=lambda i: _ids(steps[i]))
+        behind = [i for i in range(first, len(steps)) if i not in moved]
+        order = [*range(first), *self.before, *members, *behind]
+        bucketed = {i: replace(step, bucket=number) for i in members if isinstance(step := steps[i], Compute)}
+        left = {at: kinds[i] for at, i in enumerate(order) if i in kinds and i not in bucketed}
+        return [bucketed.get(i, steps[i]) for i in order], left
+
+
+def _ids(step: Step) -> tuple[int, ...]:
+    """The ids of an exchange. Lookups and updates send those that they share in one order, and so once."""
+    assert isinstance(step, Compute) and step.node.rule is not None and step.node.rule.ids is not None
+    inputs = step.node.inputs
+    at = step.node.rule.ids(step.node.params, len(inputs))
+    return tuple(x for i in at if not isinstance(x := inputs[i], Const))
+
+
+def _group(steps: Sequence[Step], kinds: dict[int, Hashable]) -> _Group | None:
+    """The first exchanges that can go together."""
+    alike: dict[Hashable, list[int]] = {}
+    for i, kind in kinds.items():
+        alike.setdefault(kind, []).append(i)
+    if all(len(some) == 1 for some in alike.values()):
+        return None
+    order = _Order(steps)
+    waits = order.waits(kinds)
+    for some in alike.values():
+        for k, first in enumerate(some[:-1]):
+            members, before = [first], set[int]()
+            for i in some[k + 1 :]:
+                needs = order.needs(i, first) if not any(waits[i] >> m & 1 for m in members) else None
+                if needs is not None and not needs & {*members}:
+                    members.append(i)
+                    before |= needs
+            if len(members) > 1:
+                return _Group(members, sorted(before))
+    return None
+
+
+class _Order:
+    """What steps wait for."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps, self.makers = steps, dict[Version, list[int]]()
+        for i, step in enumerate(steps):
+            for version in writes(step):
+                self.makers.setdefault(version, []).append(i)
+        self.asked = [[i for v in _asked(step) for i in self.makers.get(v, [])] for step in steps]
+
+    def waits(self, some: Collection[int]) -> list[int]:
+        """For which of some steps each waits, itself among them: the bits of a number."""
+        found = list[int]()
+        for i, asked in enumerate(self.asked):
+            bits = 1 << i if i in some else 0
+            for j in asked:
+                bits |= found[j] if j < i else 0
+            found.append(bits)
+        return found
+
+    def needs(self, i: int, first: int) -> set[int] | None:
+        """The steps from `first` on that step `i` waits for; None if one of them cannot be moved.
+
+        A version that is made twice has readers of either making: what reads or makes it stays where it is.
+        """
+        found, ahead = set[int](), [i]
+        while ahead:
+            for j in self.lowered_with(ahead.pop()):
+                step = self.steps[j]
+                if any(len(self.makers.get(v, [])) > 1 for v in (*_asked(step), *writes(step))):
+                    return None
+                new = {m for m in self.asked[j] if m >= first} - found
+                found |= new | ({j} - {i})
+                ahead += new
+        return found
+
+    def lowered_with(self, i: int) -> Iterator[int]:
+        """The steps that a step is lowered with, itself among them."""
+        group = lowered_together(self.steps[i])
+        if group is None:
+            return iter((i,))
+        return (j for j, step in enumerate(self.steps) if lowered_together(step) == group)
+
+
+def _asked(step: Step) -> list[Version]:
+    after = step.after if isinstance(step, Box) else None
+    return [*reads(step), *([] if after is None else [after])]
