@@ -214,9 +214,7 @@ def find_owners(s: Placed) -> Placed:
 
 def bucket(s: Placed) -> Placed:
     """Brings small collectives together, and exchanges of rows."""
-    physical = s.physical if s.takes is not None else bucket_collectives(s.physical, s.request.hardware)
-    joined = join_exchanges(physical)
-    # The figures of the search are of the program that it has made.
+    joined = join_exchanges(s.physical if s.takes else bucket_collectives(s.physical, s.request.hardware))
     return replace(s, physical=joined, takes=s.takes if joined is s.physical else None)
 
 

@@ -81,11 +81,14 @@ class ExchangeOptions:
       dtype: the floating type that wider rows are sent in, such as "bfloat16"; None for their own type.
         Types with a smaller range of exponents are refused, because rows could overflow.
       count_keys: whether `Program.key_counts` counts the keys of exchanges.
+      prefetch: whether a step sends the keys of the next batch while it computes. `Program.read_ahead` says
+        which that is; `sbp.fit` does so by itself. Results are the same.
     """
 
     capacity: int | None = None
     dtype: str | None = None
     count_keys: bool = False
+    prefetch: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,7 @@ def parser(prog: str, model: Model) -> argparse.ArgumentParser:
     add("--optimizer", choices=tuple(OPTIMIZERS), default="adagrad", help="of the tables")
     add("--lr", type=float, help="learning rate of the tables; default: the optimizer's own")
     add("--dense-lr", type=float, default=2e-3, help="learning rate of all else, by Adam")
+    add("--prefetch", action="store_true", help="send the keys of the next batch while a step computes")
     add("--count-keys", action="store_true", help="print the keys of all exchanges, and their rounds")
     add("--batch", type=int, default=1024, help="clicks per step, over all devices")
     add("--steps", type=int, default=200, help="of training, at most; every click is seen once")
@@ -209,7 +210,9 @@ class Run:
         in_sbp = self.learner.in_sbp(self.placement)
         # What changes in vocabularies is the same on all devices.
         every = in_sbp if self.vocabularies is None else (*in_sbp, [B] * self.placement.ndim)
-        options = sbp.Options(exchange=sbp.options.ExchangeOptions(count_keys=self.args.count_keys))
+        asked = self.args
+        exchange = sbp.options.ExchangeOptions(count_keys=asked.count_keys, prefetch=asked.prefetch)
+        options = sbp.Options(exchange=exchange)
         step = sbp.compile(self._step, self.placement, in_sbp=every, donate_argnums=(0, 1), options=options)
         batch, start = self.data.first(self.args.batch), self._start()
         first = (batch,) if self.vocabularies is None else self.vocabularies.empty().learn(batch)

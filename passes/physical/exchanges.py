@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from sbp.passes.physical.overlap import asked_of
 from sbp.passes.physical.program import (
     Border,
-    Box,
     Compute,
     Physical,
     Step,
     Version,
+    asked,
     barrier_of,
     lowered_together,
-    reads,
     writes,
 )
-from sbp.passes.program.graph import Const
+from sbp.passes.program.graph import Const, Operand
 from sbp.passes.program.views import communication_of
 
 
@@ -50,11 +50,20 @@ def _joined(physical: Physical, steps: Sequence[Step], number: int) -> tuple[tup
     return tuple(out), number
 
 
+def keys_of(physical: Physical, step: Step) -> Hashable | None:
+    """Which keys an op sends to the owners of rows; None if none. Ops with equal ones send the same."""
+    if not isinstance(step, Compute) or step.node.rule is None or step.node.rule.keys is None:
+        return None
+    sent = communication_of(physical.graph, step.node, step.strategy.lying, physical.placement.shape)
+    keys = next((c for c in sent if c.kind == "all_to_all"), None)
+    return None if keys is None else asked_of(step, keys) or ("own", step.node.id)
+
+
 def _kind(physical: Physical, step: Step) -> Hashable | None:
     """What exchanges that go together have in common; None for what is none."""
     if not isinstance(step, Compute) or step.node.rule is None or barrier_of(step) >= 0:
         return None
-    if not step.node.rule.sends_with_others:
+    if step.node.rule.keys is None:
         return None
     sent = communication_of(physical.graph, step.node, step.strategy.lying, physical.placement.shape)
     kinds = tuple((c.kind, c.axes) for c in sent)
@@ -78,7 +87,7 @@ class _Group:
     ) -> tuple[list[Step], dict[int, Hashable]]:
         """The steps in their new order, and the kinds of exchanges that are still by themselves."""
         first, moved = self.members[0], {*self.members, *self.before}
-        members = sorted(self.members, key=lambda i: _ids(steps[i]))
+        members = sorted(self.members, key=lambda i: _order_of(steps[i]))
         behind = [i for i in range(first, len(steps)) if i not in moved]
         order = [*range(first), *self.before, *members, *behind]
         bucketed = {i: replace(step, bucket=number) for i in members if isinstance(step := steps[i], Compute)}
@@ -86,12 +95,16 @@ class _Group:
         return [bucketed.get(i, steps[i]) for i in order], left
 
 
-def _ids(step: Step) -> tuple[int, ...]:
-    """The ids of an exchange. Lookups and updates send those that they share in one order, and so once."""
-    assert isinstance(step, Compute) and step.node.rule is not None and step.node.rule.ids is not None
-    inputs = step.node.inputs
-    at = step.node.rule.ids(step.node.params, len(inputs))
-    return tuple(x for i in at if not isinstance(x := inputs[i], Const))
+def ids_of(step: Compute) -> list[tuple[int, Operand]]:
+    """The operands of an op that are ids of rows, with their positions."""
+    rule, inputs = step.node.rule, step.node.inputs
+    return [(i, inputs[i]) for i in rule.ids(step.node.params, len(inputs))] if rule and rule.ids else []
+
+
+def _order_of(step: Step) -> tuple[int, ...]:
+    """Lookups and updates of the same tables send their keys in one order: that of their ids."""
+    assert isinstance(step, Compute)
+    return tuple(x for _, x in ids_of(step) if not isinstance(x, Const))
 
 
 def _group(steps: Sequence[Step], kinds: dict[int, Hashable]) -> _Group | None:
@@ -124,14 +137,14 @@ class _Order:
         for i, step in enumerate(steps):
             for version in writes(step):
                 self.makers.setdefault(version, []).append(i)
-        self.asked = [[i for v in _asked(step) for i in self.makers.get(v, [])] for step in steps]
+        self.asked = [[i for v in asked(step) for i in self.makers.get(v, [])] for step in steps]
 
     def waits(self, some: Collection[int]) -> list[int]:
         """For which of some steps each waits, itself among them: the bits of a number."""
         found = list[int]()
-        for i, asked in enumerate(self.asked):
+        for i, makers in enumerate(self.asked):
             bits = 1 << i if i in some else 0
-            for j in asked:
+            for j in makers:
                 bits |= found[j] if j < i else 0
             found.append(bits)
         return found
@@ -145,7 +158,7 @@ class _Order:
         while ahead:
             for j in self.lowered_with(ahead.pop()):
                 step = self.steps[j]
-                if any(len(self.makers.get(v, [])) > 1 for v in (*_asked(step), *writes(step))):
+                if any(len(self.makers.get(v, [])) > 1 for v in (*asked(step), *writes(step))):
                     return None
                 new = {m for m in self.asked[j] if m >= first} - found
                 found |= new | ({j} - {i})
@@ -158,8 +171,3 @@ class _Order:
         if group is None:
             return iter((i,))
         return (j for j, step in enumerate(self.steps) if lowered_together(step) == group)
-
-
-def _asked(step: Step) -> list[Version]:
-    after = step.after if isinstance(step, Box) else None
-    return [*reads(step), *([] if after is None else [after])]

@@ -193,6 +193,12 @@ def reads(step: Step) -> Sequence[Version]:
     return [(x, nd) for x, nd in entering if not isinstance(x, Const)] + closed
 
 
+def asked(step: Step) -> list[Version]:
+    """The versions that must be there before a step begins."""
+    after = step.after if isinstance(step, Box) else None
+    return [*reads(step), *([] if after is None else [after])]
+
+
 def writes(step: Step) -> Sequence[Version]:
     """The versions that a step makes."""
     if isinstance(step, Compute):

@@ -20,7 +20,7 @@ from sbp.passes.physical.fusing import ShardSizes
 from sbp.passes.physical.kernels import Kernels, program_kernels
 from sbp.passes.physical.latency_hiding import by_place
 from sbp.passes.physical.order import known_places
-from sbp.passes.physical.program import Box, Physical, Step, Version, lowered_together, reads, writes
+from sbp.passes.physical.program import Physical, Step, Version, asked, lowered_together, writes
 from sbp.passes.physical.schedule_nodes import sent_together
 
 SECTION_UNITS = 12
@@ -110,7 +110,7 @@ class _Units:
         self.sources = list[list[Made]]()
         remade = list[tuple[Made, int]]()
         for i, step in enumerate(self.steps):
-            self.sources.append([(v, self.last.get(v, -1)) for v in _asked(step)])
+            self.sources.append([(v, self.last.get(v, -1)) for v in asked(step)])
             remade += [((v, self.last[v]), i) for v in writes(step) if v in self.last]
             self.last.update(dict.fromkeys(writes(step), i))
         self._link(remade)
@@ -217,8 +217,3 @@ class _Units:
                 self._look_through(i, rest)
                 rest.merged[i] = None
         return iter(rest.merged)
-
-
-def _asked(step: Step) -> list[Version]:
-    after = step.after if isinstance(step, Box) else None
-    return [*reads(step), *([] if after is None else [after])]

@@ -31,14 +31,15 @@ def lowered_for(
       avals: of its arguments, closed-over arrays included.
     """
     try:
-        return built.jitted(placement.mesh).lower(*_lying(built, avals))
+        jitted, beside = built.lowered_like(placement.mesh)
+        return jitted.lower(*_lying(built, avals), *beside)
     except PlacementError:
         problem = missing(placement)
     mesh = placement.abstract_mesh if problem else absent_mesh(placement, machine)
     with cudnn_of(placement):
-        lowered: jax.stages.Lowered = (
-            built.jitted(mesh).trace(*avals).lower(lowering_platforms=(_platform(placement),))
-        )
+        jitted, beside = built.lowered_like(mesh)
+        traced = jitted.trace(*avals, *beside)
+        lowered: jax.stages.Lowered = traced.lower(lowering_platforms=(_platform(placement),))
     return NotHere(lowered, problem) if problem else lowered
 
 

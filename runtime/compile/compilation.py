@@ -60,6 +60,7 @@ class Compilation(Generic[P, R]):
             tuple[Call, CompiledProgram | CompiledPipeline, tuple[arguments.Abstract, ...]] | None
         ) = None
         self._asked: tuple[Call, tuple[arguments.Abstract, ...]] | None = None
+        self._next: tuple[tuple[PyTree, ...], dict[str, PyTree]] | None = None
         self._shapes: list[Shapes] = []
 
     def __repr__(self) -> str:

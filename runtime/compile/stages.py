@@ -159,6 +159,10 @@ def _check_options(options: Options) -> Iterator[Problem]:
         yield Problem(
             "argument", "ExchangeOptions(count_keys=True)", "a program with stages", legal, why, fix
         )
+    if options.exchange.prefetch:
+        why = "a stage has no dense part of its own to hide the keys of another batch under"
+        fix = "leave the option out: micro-batches overlap with each other"
+        yield Problem("argument", "ExchangeOptions(prefetch=True)", "a program with stages", legal, why, fix)
 
 
 def stage_placements(whole: Placement, stages: int, schedule: object) -> tuple[Placement, ...]:

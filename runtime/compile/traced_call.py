@@ -45,6 +45,11 @@ from sbp.runtime.pipeline.program import CompiledPipeline
 from sbp.runtime.source.module import write_source
 from sbp.runtime.target.devices import cudnn_of
 
+NOTHING_AHEAD = (
+    "ExchangeOptions(prefetch=True): no keys are sent ahead, since no exchange outside of loops has ids that "
+    "come from arguments alone, and from none that is donated"
+)
+
 
 @dataclass(frozen=True)
 class TracedCall:
@@ -209,7 +214,7 @@ def _build(
         request = replace(request, sampled=None)  # to bring a batch together takes all processes
     plan = with_writer(with_replanner(compile_plan(traced, request), traced, request), write_source)
     lacking, count = counting_of(plan, concrete, options.exchange.count_keys)
-    return CompiledProgram(
+    built = CompiledProgram(
         traced,
         plan,
         donate,
@@ -219,7 +224,11 @@ def _build(
         request,
         watch=watch_of(options),
         cache=cache_of(options),
+        reads_ahead=options.exchange.prefetch,
     )
+    if built.reads_ahead and built.ahead is None:
+        built.plan = replace(plan, notes=(*plan.notes, NOTHING_AHEAD))
+    return built
 
 
 def request_of(

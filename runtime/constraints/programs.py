@@ -16,7 +16,7 @@ from sbp.notation.resolve import to_partition_spec
 from sbp.passes.physical.program import Border, Box, Compute, Step, writes
 from sbp.passes.program.control import Leaving, Region
 from sbp.passes.program.graph import Const, Operand
-from sbp.runtime.lower.lowering import Device, Env
+from sbp.runtime.lower.device import Device, Env
 from sbp.signature import B, NdSbp, Partial, has_partial
 
 LINEAR = frozenset(

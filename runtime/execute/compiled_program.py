@@ -28,6 +28,7 @@ from sbp.passes.face import Plan
 from sbp.passes.physical.evaluate import Evaluator, donations
 from sbp.passes.physical.fusing import ShardSizes
 from sbp.passes.physical.program import Physical
+from sbp.passes.physical.read_ahead import ReadAhead, find_read_ahead
 from sbp.passes.program.graph import Const
 from sbp.passes.program.trace import Traced
 from sbp.passes.request import Request
@@ -38,8 +39,10 @@ from sbp.runtime.execute.build_cache import locked_property
 from sbp.runtime.execute.compile_log import said
 from sbp.runtime.execute.exchange_replan import replan
 from sbp.runtime.execute.host_input_check import HostInputCheck
+from sbp.runtime.execute.keys_ahead import KeysAhead
 from sbp.runtime.execute.program_check import begin_together, check_same, note_call
 from sbp.runtime.lower.key_counts import Counting
+from sbp.runtime.lower.key_program import key_program, read_ahead_structs
 from sbp.runtime.lower.lowering import NO_MARKS, DeviceMesh, Jitted, ProgramName, lower, shardings
 from sbp.runtime.nan_checks import findings
 from sbp.runtime.nan_checks.probe import NanProbe
@@ -106,6 +109,7 @@ class CompiledProgram:
     shared: SharedProgram | None = None
     alike: HostInputCheck = field(default_factory=HostInputCheck, repr=False)
     settled: list[LeafSharding] = field(default_factory=list)
+    reads_ahead: bool = False
 
     @functools.cached_property
     def owners(self) -> Owners:
@@ -118,12 +122,14 @@ class CompiledProgram:
         counting: Counting | None = None,
         marks: Mapping[int, str] = NO_MARKS,
         checked: bool = False,
+        ahead: ReadAhead | None = None,
     ) -> Jitted:
         """The program over a mesh: flat arguments in, flat results out, and the counts of its exchanges.
 
         Arguments:
           marks: names of steps by their ids, which become names of instructions.
           checked: whether it checks the results of its ops for NaN, if that was asked for.
+          ahead: what it does of the next batch.
         """
         physical = self.plan.physical
         assert physical is not None
@@ -132,7 +138,34 @@ class CompiledProgram:
         takes = Evaluator(physical, Network(self.plan.placement, self.plan.hardware), self.donate)
         sections = () if takes.sections is None else takes.sections.sections
         looks = None if self.watch is None or not checked else self.watch.device
-        return lower(physical, mesh, self.donate, counting, title, self.weak, options, sections, marks, looks)
+        return lower(
+            physical, mesh, self.donate, counting, title, self.weak, options, sections, marks, looks, ahead
+        )
+
+    @property
+    def ahead(self) -> ReadAhead | None:
+        """What a step does of the next batch; None for nothing."""
+        physical = self.plan.physical
+        assert physical is not None
+        return find_read_ahead(physical, len(self.traced.in_paths), self.donate) if self.reads_ahead else None
+
+    @locked_property
+    def keys_ahead(self) -> KeysAhead | None:
+        """The keys of the next batch; None if none are sent ahead."""
+        physical, ahead = self.plan.physical, self.ahead
+        assert physical is not None
+        _, ins, consts = self.executable
+        if ahead is None:
+            return None
+        program = key_program(physical, physical.placement.mesh, ahead)
+        return KeysAhead(ahead, program, [ins[i] for i in ahead.inputs], consts)
+
+    def lowered_like(self, mesh: DeviceMesh) -> tuple[Jitted, Sequence[PyTree]]:
+        """The program as a call runs it, and the shapes of what it takes beside its arguments."""
+        physical, ahead = self.plan.physical, self.ahead
+        assert physical is not None
+        beside = () if ahead is None else read_ahead_structs(physical, mesh, ahead)
+        return self.jitted(mesh, ahead=ahead), beside
 
     @locked_property
     def executable(self) -> tuple[Jitted, list[NamedSharding], list[jax.Array]]:
@@ -141,10 +174,12 @@ class CompiledProgram:
         assert physical is not None
         mesh = physical.placement.mesh
         ins, _ = shardings(physical, mesh)
-        jitted = self.jitted(mesh, self.counting, checked=True)
+        ahead = self.ahead
+        jitted = self.jitted(mesh, self.counting, checked=True, ahead=ahead)
+        beside = () if ahead is None else read_ahead_structs(physical, mesh, ahead)
         # Before anything is placed: that takes all processes, too.
         inputs = [physical.graph.values[v] for v in physical.graph.inputs]
-        self.shared = check_same(jitted, inputs, ins, self.plan)
+        self.shared = check_same(jitted, inputs, ins, self.plan, beside)
         n = len(self.traced.in_paths)
         names = [physical.graph.values[v].name for v in physical.graph.inputs[n:]]
         consts = [own_copy(*c) for c in zip(physical.graph.consts, ins[n:], names, strict=True)]
@@ -156,19 +191,25 @@ class CompiledProgram:
             replan(self, leaves)
         jitted, _, consts = self.executable
         note_call(self.shared)
+        keys = self.keys_ahead
+        leaves = leaves if keys is None else keys.placed(leaves)
         placed, away = self._placed(leaves, told=True)
+        beside = [] if keys is None else keys.arguments(placed)
         if self.kept is None:
             with (
                 self.lock,
                 said("run once" if self.loaded else "compiled and run once", self.plan.name) as words,
             ):
                 with caching(self.cache) as cache:
-                    begin_together(self.plan, lambda: self._compiled(placed, cache))
-                    out = block_until_ready(jitted(*placed, *consts))  # too little memory shows here
+                    begin_together(self.plan, lambda: self._compiled([*placed, *consts, *beside], cache))
+                    out = block_until_ready(jitted(*placed, *consts, *beside))  # too little memory shows here
                 words.append(cache)
                 self.kept = tuple(i for i in self.donate if not placed[i].is_deleted())
         else:
-            out = jitted(*placed, *consts)
+            out = jitted(*placed, *consts, *beside)
+        if keys is not None:
+            *out, sent = out
+            keys.keep(sent, beside[1])
         flags = None
         if self.watch is not None:
             *out, flags = out
@@ -184,11 +225,10 @@ class CompiledProgram:
             self._look(flags)
         return jax.tree.unflatten(self.traced.out_tree, out)
 
-    def _compiled(self, placed: Sequence[Leaf], cache: Watched) -> None:
+    def _compiled(self, placed: Sequence[PyTree], cache: Watched) -> None:
         """Compiles the program for such arguments, unless it was loaded; a call then finds it."""
-        jitted, _, consts = self.executable
         if not self.loaded:
-            cache.keep(jitted.lower(*placed, *consts).compile())
+            cache.keep(self.executable[0].lower(*placed).compile())
 
     def _look(self, flags: jax.Array) -> None:
         """Raises if a result has a NaN or an infinity that the user refuses."""

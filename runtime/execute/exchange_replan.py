@@ -104,7 +104,8 @@ def _plan_again(built: ExchangeReplan, leaves: Sequence[Leaf], note: str) -> Non
     again = with_replanner(compile_plan(built.traced, built.request), built.traced, built.request)
     built.plan = with_writer(again, plan.writer)
     built.counting = counting.onward()
-    built.__dict__.pop("executable", None)
+    for made in ("executable", "keys_ahead"):
+        built.__dict__.pop(made, None)
     built.kept = None
 
 

@@ -27,12 +27,17 @@ _NUMBER = re.compile(r"-?\d+")
 
 
 def check_same(
-    jitted: Jitted, inputs: Sequence[Value], lies: Sequence[NamedSharding], plan: Plan
+    jitted: Jitted,
+    inputs: Sequence[Value],
+    lies: Sequence[NamedSharding],
+    plan: Plan,
+    beside: Sequence[untyped.PyTree] = (),
 ) -> SharedProgram | None:
     """Compares a lowered program with those of the other processes, before anything runs or is placed.
 
     Arguments:
       inputs, lies: the inputs, closed-over arrays included, and their shardings.
+      beside: the shapes of what it takes beside them.
 
     Returns:
       The call that all processes must make in one order; None if no process needs another one to run it.
@@ -44,7 +49,7 @@ def check_same(
     if others is None:
         return None
     structs = [untyped.struct(v.shape, v.dtype, sharding=s) for v, s in zip(inputs, lies, strict=True)]
-    text = comparable(jitted.lower(*structs))
+    text = comparable(jitted.lower(*structs, *beside))
     digest = others.agree(plan.name, text)
     mesh = plan.placement.mesh
     return _shared(plan, inputs, digest) if needs_all(text, mesh, others.count) else None

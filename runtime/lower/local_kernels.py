@@ -1,13 +1,16 @@
 """Runs the body of an op on the shards of one device, and checks its results while it is traced."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 
-from sbp.communication.joint import Sending, results_of
+from sbp.communication.joint import Sending, results_of, together
 from sbp.communication.protocol import Context
-from sbp.compat.untyped import DType
+from sbp.compat.untyped import DType, PyTree
 from sbp.errors import Problem, raise_all
 from sbp.passes.program.graph import Node
 from sbp.passes.program.views import at_line, declared
@@ -21,19 +24,31 @@ class LocalOp:
     Arguments:
       node: the op.
       ctx: the layouts, and the way to other devices; it notes what the body sends.
-      operands: the shards.
+      operands: the shards; None for what is not needed of them.
       dtypes: of the results.
+      keys: which keys it sends to the owners of rows; None if it sends none.
     """
 
     node: Node
     ctx: Context
-    operands: Sequence[jax.Array]
+    operands: Sequence[Any]
     dtypes: Sequence[DType]
+    keys: Hashable | None = None
 
     def begun(self) -> Sequence[jax.Array] | Sending[list[jax.Array]]:
         """What the body returns."""
         own = self.node.rule.body if self.node.rule is not None else None
         return self.ctx.bind(*self.operands) if own is None else own(self.ctx, *self.operands)
+
+    def sent(self) -> Sending[PyTree]:
+        """The part of the body that sends the keys."""
+        assert self.node.rule is not None and self.node.rule.keys is not None
+        return self.node.rule.keys(self.ctx, *self.operands)
+
+    def given(self, sent: Mapping[Hashable, PyTree]) -> LocalOp:
+        """The same with its keys, if they are sent already."""
+        known = None if self.keys is None else sent.get(self.keys)
+        return self if known is None else replace(self, ctx=replace(self.ctx, keys=known))
 
 
 def run_bodies(ops: Sequence[LocalOp]) -> list[Sequence[jax.Array]]:
@@ -47,6 +62,15 @@ def run_bodies(ops: Sequence[LocalOp]) -> list[Sequence[jax.Array]]:
         found = [*_result_problems(op.node, op.ctx, made, op.dtypes), *undeclared(op.node, op.ctx)]
         raise_all(at_line(p, op.node) for p in found)
     return results
+
+
+def send_keys(ops: Iterable[LocalOp]) -> dict[Hashable, PyTree]:
+    """What comes of the keys of some ops, which go as one message; equal ones once."""
+    some = dict[Hashable, LocalOp]()
+    for op in ops:
+        if op.keys is not None:
+            some.setdefault(op.keys, op)
+    return dict(zip(some, together([op.sent() for op in some.values()]), strict=True))
 
 
 def _result_problems(node: Node, ctx: Context, results: object, dtypes: Sequence[DType]) -> Iterator[Problem]:

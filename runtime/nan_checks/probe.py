@@ -32,8 +32,8 @@ from sbp.passes.program.control import CONTROL, Leaving, Port, Region, ports
 from sbp.passes.program.graph import Const, Node, Operand
 from sbp.passes.program.names import loop_name
 from sbp.passes.render.user_lines import clean_scope
+from sbp.runtime.lower.device import Device, Env, Shards
 from sbp.runtime.lower.key_counts import ExchangeReport
-from sbp.runtime.lower.lowering import Device, Env, Shards
 from sbp.signature import NdSbp, Partial
 
 CLOCK, WHEN, SITE, KINDS, ARGUMENT, RESULT, ANY = range(7)
@@ -121,7 +121,7 @@ class NanProbe:
     ) -> CheckedDevice:
         """A device that checks the results of its ops; arguments as of `Device`."""
         made_by = physical.graph.producers()
-        return CheckedDevice(physical, coords, reports, in_order, marks or {}, self, made_by)
+        return CheckedDevice(physical, coords, reports, in_order, marks or {}, watch=self, producers=made_by)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from sbp.notation.resolve import to_partition_spec
 from sbp.passes.physical.program import Physical
 from sbp.passes.pipeline.slots import Cut, How, Piece, Read, Slot, SlotKind
 from sbp.passes.program.role import Phase
-from sbp.runtime.lower.lowering import Device, Env, ProgramName, Shards, rows_in
+from sbp.runtime.lower.device import Device, Env, Shards
+from sbp.runtime.lower.lowering import ProgramName, rows_in
 from sbp.runtime.nan_checks.probe import NanProbe
 from sbp.runtime.pipeline.shared_executables import Executable, Executables
 from sbp.runtime.processes.addressable import absent

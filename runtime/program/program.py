@@ -1,6 +1,7 @@
 """`Program`: traced, planned and compiled on the first call per abstract signature, as jit."""
 
 import functools
+import operator
 import os
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -21,6 +22,7 @@ from sbp.runtime.call.binding import Call
 from sbp.runtime.call.usage_errors import for_one_process, not_planned
 from sbp.runtime.compile.compilation import Compilation, P, R
 from sbp.runtime.compile.traced_call import TracedCall
+from sbp.runtime.execute.compiled_program import CompiledProgram
 from sbp.runtime.execute.memory_errors import check_memory, memory_explained
 from sbp.runtime.execute.program_check import explain
 from sbp.runtime.lower.key_counts import KeyCount
@@ -51,6 +53,8 @@ class Program(Compilation[P, R]):
         """
         call = self.parameters.take(args, kwargs)
         built = self._to_run(call)
+        if self._next is not None:
+            self._announce(call, built)
         try:
             run: Callable[..., R] = built.run
             if any(map(setting, findings.SETTINGS)):  # JAX would look for itself, and know no line
@@ -64,6 +68,43 @@ class Program(Compilation[P, R]):
                     self._check(call, True)  # of JAX: which argument it is
                 explain(e)
             raise
+
+    @public
+    def read_ahead(self, *args: PyTree, **kwargs: PyTree) -> None:
+        """Announces the arguments of the call behind the next one, whose keys the next one then sends.
+
+        With `ExchangeOptions(prefetch=True)`; otherwise nothing is done. Results are the same either way.
+
+        Arguments:
+          args, kwargs: as of a call, the very arrays; None for arguments that are not known yet, such as the
+            parameters that the next call gives.
+
+        >>> import jax.numpy as jnp
+        >>> import sbp
+        >>> ahead = sbp.Options(exchange=sbp.options.ExchangeOptions(prefetch=True))
+        >>> one = sbp.placement("cpu", shape=(1,))
+        >>> look_up = sbp.compile(lambda table, ids: table[ids], one, options=ahead)
+        >>> batches = [jnp.array([1, 2]), jnp.array([0, 1])]
+        >>> look_up.read_ahead(None, batches[1])
+        >>> look_up(jnp.eye(3), batches[0]).tolist()
+        [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+        """
+        if self.options.exchange.prefetch:
+            self._next = args, kwargs
+
+    def _announce(self, call: Call, built: CompiledProgram | CompiledPipeline) -> None:
+        """Tells a program of the call behind this one, if that is a call of the same program."""
+        assert self._next is not None
+        (args, kwargs), self._next = self._next, None
+        filled = [x if given is None else given for given, x in zip(args, call.args, strict=False)]
+        more = {k: call.kwargs.get(k) if x is None else x for k, x in kwargs.items()}
+        following = self.parameters.take((*filled, *call.args[len(filled) :]), {**call.kwargs, **more})
+        alike = following.tree == call.tree and all(
+            map(operator.eq, map(arguments.abstract, following.leaves), map(arguments.abstract, call.leaves))
+        )
+        keys = built.keys_ahead if isinstance(built, CompiledProgram) else None
+        if alike and keys is not None:
+            keys.announce(following.leaves)
 
     @public
     def place(self, *args: PyTree, own_rows: int | Collection[int] = ()) -> tuple[PyTree, ...]:

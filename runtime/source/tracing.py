@@ -20,8 +20,9 @@ from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.program import Box, Compute, Physical, Step, writes
 from sbp.passes.pipeline.slots import Piece
 from sbp.passes.program.views import Said
+from sbp.runtime.lower.device import Device, Env
 from sbp.runtime.lower.local_kernels import run_bodies
-from sbp.runtime.lower.lowering import Device, Env, device_function
+from sbp.runtime.lower.lowering import device_function
 from sbp.runtime.pipeline.stage_programs import SlotLayout, arrays_read, piece_function
 from sbp.signature import NdSbp, Partial
 
@@ -122,7 +123,7 @@ class SourceDevice(Device):
             super().compute(steps, env)
             return
         said: list[list[Said]] = [[] for _ in steps]
-        ops = [self.local_op(step, env, None, x) for step, x in zip(steps, said, strict=True)]
+        ops = [self.local_op(s, self.operands(s, env), None, x) for s, x in zip(steps, said, strict=True)]
 
         def run(operands: Sequence[Sequence[jax.Array]]) -> list[Sequence[jax.Array]]:
             return run_bodies([replace(op, operands=xs) for op, xs in zip(ops, operands, strict=True)])

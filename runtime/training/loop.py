@@ -3,7 +3,7 @@
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import jax
@@ -76,10 +76,45 @@ class Trainer:
         args = self.step.place(*state, *self.arguments(batch), own_rows=own)
         return args[: len(state)], args[len(state) :]
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether a step sends the keys of the next batch."""
+        return self.step.options.exchange.prefetch
+
+    def announce(self, state: State, batch: tuple[PyTree, ...] | None) -> None:
+        """Says which batch is behind that of the next step; None if none is."""
+        if batch is not None:
+            self.step.read_ahead(*[None] * len(state), *batch)
+
+    def replaced(self, state: State, batch: tuple[PyTree, ...] | None) -> State:
+        """A state as the step wants it, beside a batch that is placed."""
+        return state if batch is None else self.step.place(*state, *batch)[: len(state)]
+
     def evaluated(self, state: State) -> Metrics:
         """Metrics of a state, under their names in the log."""
         found = {} if self.evaluate is None else self.evaluate(state)
         return {f"evaluate/{name}": float(x) for name, x in found.items()}
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """The batch behind that of a step.
+
+    Arguments:
+      state, batch: placed; None where there are no more.
+      is_asked: whether somebody wants the end; then none is drawn.
+      is_due: whether the step is saved.
+      kept: what is saved with it, as it was before the batch was drawn; its `version` too.
+      failed: why it did not come.
+    """
+
+    state: State
+    batch: tuple[PyTree, ...] | None
+    is_asked: bool
+    is_due: bool
+    kept: Mapping[str, Any]
+    version: tuple[int, ...]
+    failed: BatchInterruptedError | None = None
 
 
 @dataclass
@@ -201,20 +236,23 @@ class TrainingRun:
             return self._ended(state, e, is_saved=self.runs is not None and self.step > 0)
         self._show(state, batch)
         while batch is not None:
-            number = self.step + 1
+            number, ahead = self.step + 1, None
+            if self.trainer.reads_ahead:  # the step sends the keys of the next batch
+                ahead = self._drawn_behind(number, state)
+                self.trainer.announce(state, ahead.batch)
             try:
                 *rest, found = self.trainer.step(*state, *batch)
             except NonFiniteError as e:  # debug_nans
                 raise BadStepError(number, e) from None
-            state, self.step = tuple(rest), number
-            is_asked = self.interrupt.is_asked()
-            is_due = is_asked or number % self.every.save == 0 or number == self.every.steps
-            kept = self.hooks.state() if is_due and self.runs is not None else {}
-            version = self.hooks.version
-            try:  # the next batch goes to the devices while they compute
-                state, batch = self.trainer.placed(state, None if is_asked else self._drawn())
-            except BatchInterruptedError as e:
-                return self._interrupted(state, number, found, e, version)
+            state = tuple(rest)
+            if ahead is None:  # the next batch goes to the devices while they compute
+                ahead = self._drawn_behind(number, state)
+                state, batch = ahead.state, ahead.batch
+            else:
+                state, batch = self.trainer.replaced(state, ahead.batch), ahead.batch
+            is_asked, is_due, kept = ahead.is_asked, ahead.is_due, ahead.kept
+            if ahead.failed is not None:
+                return self._interrupted(state, number, found, ahead.failed, ahead.version)
             if not self.hooks.follow_batches:  # or that batch would be kept as taken, and is not
                 is_asked |= self.interrupt.is_heard
                 is_due |= is_asked
@@ -227,6 +265,23 @@ class TrainingRun:
             if is_asked:
                 return state, number == self.every.steps
         return state, True
+
+    def _drawn_behind(self, number: int, state: State) -> _Drawn:
+        """The batch behind that of a step, with what is kept if the step is saved.
+
+        Arguments:
+          state: that the batch is placed beside.
+        """
+        self.step = number
+        is_asked = self.interrupt.is_asked()
+        is_due = is_asked or number % self.every.save == 0 or number == self.every.steps
+        kept = self.hooks.state() if is_due and self.runs is not None else {}
+        drawn = _Drawn(state, None, is_asked, is_due, kept, self.hooks.version)
+        try:
+            state, batch = self.trainer.placed(state, None if is_asked else self._drawn())
+        except BatchInterruptedError as e:
+            return replace(drawn, failed=e)
+        return replace(drawn, state=state, batch=batch)
 
     def _show(self, state: State, batch: tuple[PyTree, ...] | None) -> None:
         """Tells whoever looks what is in a batch, and what a step computes."""

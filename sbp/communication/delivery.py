@@ -17,9 +17,10 @@ from sbp.communication.exchange import (
     NOTHING_SENT,
     OVERFLOW,
     ZERO,
+    SentKeys,
     Tally,
-    first_round,
     round_of_fitting_size,
+    send_keys,
 )
 from sbp.communication.joint import Sending, alone
 from sbp.communication.keys import NO_KEY, Buckets, bucketed, count_of, local_rows, ranked, take_rows
@@ -38,7 +39,7 @@ _Delivered: TypeAlias = tuple[jax.Array, jax.Array, PyTree, Tally]
 def deliver_rows(
     ctx: Context,
     exchange: Exchange,
-    keys: jax.Array,
+    keys: jax.Array | SentKeys,
     rows: jax.Array,
     state: PyTree,
     apply: ApplyRows,
@@ -53,7 +54,7 @@ def deliver_rows(
     some device has no more capacity, so each round fills that of at least one, and the loop ends.
 
     Arguments:
-      keys: `[n]` int32, `NO_KEY` for none.
+      keys: `[n]` int32, `NO_KEY` for none; or what came of them along the first leg.
       rows: `[n, ...]`. Floats of 16 bits are summed in 32 on each device.
       state: a pytree of arrays.
       apply: from state, `local_rows` `[m]` int32 and sums `[m, ...]` to state. Row numbers are in order, none
@@ -62,13 +63,14 @@ def deliver_rows(
     """
     ahead = legs(exchange)
     delivery = _Delivery(ctx, exchange, apply, additive)
-    if not ahead:
+    if not isinstance(keys, SentKeys) and not ahead:
         ctx.report(NOTHING_SENT)
         return delivery.applied(state, keys, rows)
-    buckets = bucketed(ctx, ahead[0], keys)
+    sent = keys if isinstance(keys, SentKeys) else (yield from send_keys(ctx, exchange, ahead[0], keys))
+    buckets = sent.buckets
     # The loop reads the rows too: without a barrier XLA computes them for each of the two.
     rows = rows if all(leg.fits for leg in ahead) else optimization_barrier(rows)
-    received, sums, fills, sends = yield from delivery.in_one_round(ahead, buckets, rows)
+    received, sums, fills, sends = yield from delivery.in_one_round(ahead, sent, rows)
     enough = fills <= 1
     tally = Tally(count_of(buckets.keys != NO_KEY), ZERO, ZERO, fills).after(sends & enough)
     if all(leg.fits for leg in ahead):
@@ -111,22 +113,21 @@ class _Delivery:
         return self.apply(state, once, _summed(rows, ranks, count))
 
     def in_one_round(
-        self, ahead: Sequence[Leg], buckets: Buckets, rows: jax.Array
+        self, ahead: Sequence[Leg], sent: SentKeys, rows: jax.Array
     ) -> Sending[tuple[jax.Array, jax.Array, Position, jax.Array]]:
-        """The first round along all legs.
+        """The first round along all legs; the keys were sent along the first.
 
         Returns the keys and sums that reach this device, how often the fullest bucket of any device would
         fill its capacity (the round brings all if that is once), and which of this device's keys it sends.
         """
         leg, inner = ahead[0], ahead[1:]
-        first = yield from first_round(self.ctx, self.exchange, leg, buckets)
-        sums = yield from self.sent_sums(leg, leg.capacity, first.slots, rows)
-        fills = first.fills(leg)
+        sums = yield from self.sent_sums(leg, leg.capacity, sent.slots, rows)
+        fills = sent.fills(leg)
         if not inner:
-            return first.received, sums, fills, first.sends
-        merged = bucketed(self.ctx, inner[0], first.received)
-        keys, sums, inner_fills, _ = yield from self.in_one_round(inner, merged, sums)
-        return keys, sums, jnp.maximum(fills, inner_fills), first.sends
+            return sent.received, sums, fills, sent.sends
+        again = yield from send_keys(self.ctx, self.exchange, inner[0], sent.received)
+        keys, sums, inner_fills, _ = yield from self.in_one_round(inner, again, sums)
+        return keys, sums, jnp.maximum(fills, inner_fills), sent.sends
 
     def sent_sums(self, leg: Leg, capacity: int, slots: jax.Array, rows: jax.Array) -> Sending[jax.Array]:
         """The sums of rows that come to this device, [group * capacity, ...].

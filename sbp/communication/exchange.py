@@ -74,15 +74,19 @@ _Fetched: TypeAlias = tuple[jax.Array, jax.Array, Tally]
 NOTHING_SENT = Tally(ZERO, ZERO, ZERO, ZERO)
 
 
-class FirstRound(NamedTuple):
-    """The first round along a leg.
+class SentKeys(NamedTuple):
+    """The keys of the first round along a leg.
+
+    All of it comes from keys alone, and not from the table: it may be done a step ahead.
 
     Arguments:
+      buckets: where the keys lie.
       sends, slots: which keys it sends, and where they lie in the message, [n].
       received: the keys that have come to this device, [group * capacity].
       fullest: how many keys the fullest bucket of any device has; None if one round is always enough.
     """
 
+    buckets: Buckets
     sends: jax.Array
     slots: jax.Array
     received: jax.Array
@@ -93,29 +97,34 @@ class FirstRound(NamedTuple):
         return np.int32(1) if self.fullest is None else lax.div(self.fullest - 1, np.int32(leg.capacity)) + 1
 
 
-def first_round(ctx: Context, exchange: Exchange, leg: Leg, buckets: Buckets) -> Sending[FirstRound]:
+def send_keys(ctx: Context, exchange: Exchange, leg: Leg, keys: jax.Array) -> Sending[SentKeys]:
     """Sends the keys of the first round.
 
     Fetching and delivering rows of the same keys sends the same words, so XLA keeps one of the two messages.
     Where there is one leg, every message announces how many keys the fullest bucket of its sender has: that
     is a word more for each owner, and spares a reduction with its latency.
     """
+    buckets = bucketed(ctx, leg, keys)
     sends, slots = buckets.slots(leg.capacity)
     message, own_fullest = buckets.message(slots, leg.capacity), jnp.max(buckets.sizes)
     if leg.fits:
         received = yield from to_owners(ctx, message, leg.axis)
-        return FirstRound(sends, slots, received.reshape(-1), None)
+        return SentKeys(buckets, sends, slots, received.reshape(-1), None)
     if not leg.alone:  # only a reduction reaches the devices along the axes of the other legs
         received = yield from to_owners(ctx, message, leg.axis)
         fullest = yield from agreed(ctx, own_fullest, exchange_axes(exchange))
-        return FirstRound(sends, slots, received.reshape(-1), fullest)
+        return SentKeys(buckets, sends, slots, received.reshape(-1), fullest)
     announced = jnp.broadcast_to(own_fullest, (leg.group, 1))
     got = yield from to_owners(ctx, jnp.concatenate([message, announced], axis=1), leg.axis)
-    return FirstRound(sends, slots, got[:, :-1].reshape(-1), jnp.max(got[:, -1]))
+    return SentKeys(buckets, sends, slots, got[:, :-1].reshape(-1), jnp.max(got[:, -1]))
 
 
 def fetch_rows(
-    ctx: Context, exchange: Exchange, keys: jax.Array, serve: Serve, absent: jax.Array | None = None
+    ctx: Context,
+    exchange: Exchange,
+    keys: jax.Array | SentKeys,
+    serve: Serve,
+    absent: jax.Array | None = None,
 ) -> Sending[jax.Array]:
     """The rows of `keys`, `[n, ...]`; zeros where there is no key.
 
@@ -123,39 +132,47 @@ def fetch_rows(
     the result is a sum along them.
 
     Arguments:
-      keys: `[n]` int32, `NO_KEY` for none.
+      keys: `[n]` int32, `NO_KEY` for none; or what came of them along the first leg.
       serve: gives rows for their `local_rows`, `[m]` int32, and zeros for the shard's size.
       absent: `[n]`, what stands in the rows where there is no key; None for zero.
     """
     ahead = legs(exchange)
-    if not ahead:
+    if not isinstance(keys, SentKeys) and not ahead:
         ctx.report(NOTHING_SENT)
         rows = serve(local_rows(ctx, exchange, keys))
         if absent is None:
             return rows
         return jnp.where(per_row(keys != NO_KEY, rows), rows, per_row(absent, rows))
-    rows, tally = yield from _fetched(ctx, exchange, ahead, keys, serve, absent)
+    sent = keys if isinstance(keys, SentKeys) else (yield from send_keys(ctx, exchange, ahead[0], keys))
+    rows, tally = yield from _along(ctx, exchange, ahead, sent, serve, absent)
     ctx.report(tally)
     return rows
 
 
 def _fetched(
+    ctx: Context, exchange: Exchange, ahead: Sequence[Leg], keys: jax.Array, serve: Serve
+) -> Sending[tuple[jax.Array, Tally]]:
+    """The rows of `keys` along the legs ahead, and what has been done for them."""
+    if not ahead:
+        return serve(local_rows(ctx, exchange, keys)), NOTHING_SENT
+    sent = yield from send_keys(ctx, exchange, ahead[0], keys)
+    return (yield from _along(ctx, exchange, ahead, sent, serve))
+
+
+def _along(
     ctx: Context,
     exchange: Exchange,
     ahead: Sequence[Leg],
-    keys: jax.Array,
+    sent: SentKeys,
     serve: Serve,
     absent: jax.Array | None = None,
 ) -> Sending[tuple[jax.Array, Tally]]:
-    """The rows of `keys` along the legs ahead, and what has been done for them.
+    """The rows of keys that were sent along the first of the legs ahead, and what has been done for them.
 
     An owner of the first leg fetches what it was asked for along the other legs, before it answers: a leg's
     rounds run inside each round of the leg before.
     """
-    if not ahead:
-        return serve(local_rows(ctx, exchange, keys)), NOTHING_SENT
-    leg, inner = ahead[0], ahead[1:]
-    buckets = bucketed(ctx, leg, keys)
+    leg, inner, buckets = ahead[0], ahead[1:], sent.buckets
 
     def answer(received: jax.Array, capacity: int) -> Sending[tuple[jax.Array, Tally]]:
         """The rows that come back for a message, and what the legs behind have done."""
@@ -173,14 +190,13 @@ def _fetched(
         tally = tally.after(sends, behind.rounds)
         return done + np.int32(capacity), jnp.where(per_row(sends, some), some, rows), tally
 
-    first = yield from first_round(ctx, exchange, leg, buckets)
-    found, behind = yield from answer(first.received, leg.capacity)
-    rows = take_rows(found, first.slots)
+    found, behind = yield from answer(sent.received, leg.capacity)
+    rows = take_rows(found, sent.slots)
     none = jnp.zeros((), rows.dtype) if absent is None else per_row(absent, rows)
-    rows = jnp.where(per_row(first.sends, rows), rows, none)
-    fills = jnp.maximum(first.fills(leg), behind.fills)
-    tally = Tally(count_of(buckets.keys != NO_KEY), ZERO, ZERO, fills).after(first.sends, behind.rounds)
-    fullest = first.fullest
+    rows = jnp.where(per_row(sent.sends, rows), rows, none)
+    fills = jnp.maximum(sent.fills(leg), behind.fills)
+    tally = Tally(count_of(buckets.keys != NO_KEY), ZERO, ZERO, fills).after(sent.sends, behind.rounds)
+    fullest = sent.fullest
     if fullest is None:
         return rows, tally
     begin = jnp.int32(leg.capacity), rows, tally

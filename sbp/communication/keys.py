@@ -4,7 +4,7 @@ Shards are contiguous, so the owner of a key is a division, and sorted keys lie 
 equal keys, the buckets, and the order to come back in. docs/communication.md has an example.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -81,8 +81,7 @@ def ranked(keys: jax.Array, below: int) -> tuple[jax.Array, jax.Array, jax.Array
     return ordered, new, back
 
 
-@dataclass(frozen=True, slots=True)
-class Buckets:
+class Buckets(NamedTuple):
     """Where the keys of a device lie among those that it sends to each owner along a leg.
 
     Arguments:

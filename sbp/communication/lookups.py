@@ -14,7 +14,7 @@ import numpy as np
 from jax.lax import GatherScatterMode
 
 from sbp.communication.delivery import deliver_rows, may_add_one_by_one
-from sbp.communication.exchange import fetch_rows
+from sbp.communication.exchange import SentKeys, fetch_rows, send_keys
 from sbp.communication.extents import extent
 from sbp.communication.gather import CLIP, FILL, missing_value, signed_index
 from sbp.communication.joint import Sending
@@ -94,14 +94,22 @@ def lookup_local(ctx: Context, table: jax.Array, ids: jax.Array) -> Sending[list
         return ctx.bind(table, ids)
     keys, legal = keys_of(ctx, ids, ctx.operands[1], not fills)
     exchange = _exchange(ctx)
+    given = keys.reshape(-1) if ctx.keys is None else ctx.keys
 
     absent = None
     if fills:
         once = ctx.first([*sums, *(a for a in layout.axes(0) if a not in exchange.axes)])
         missing = missing_value(ctx.params["fill_value"], table.dtype)
         absent = jnp.where(legal.reshape(-1) | ~once, jnp.zeros((), table.dtype), missing)
-    rows = yield from fetch_rows(ctx, exchange, keys.reshape(-1), lambda at: rows_or_zeros(table, at), absent)
+    rows = yield from fetch_rows(ctx, exchange, given, lambda at: rows_or_zeros(table, at), absent)
     return [rows.reshape(*ids.shape, *table.shape[1:])]
+
+
+def lookup_keys(ctx: Context, table: jax.Array | None, ids: jax.Array) -> Sending[SentKeys]:
+    """The part of `lookup_local` that sends the keys; it needs no table."""
+    exchange = _exchange(ctx)
+    keys = keys_of(ctx, ids, ctx.operands[1], ctx.params["mode"] != FILL)[0]
+    return (yield from send_keys(ctx, exchange, legs(exchange)[0], keys.reshape(-1)))
 
 
 def lookup_communication(ctx: Context) -> Iterable[Communication]:
@@ -122,7 +130,7 @@ def add_rows_local(ctx: Context, x: jax.Array, ids: jax.Array, rows: jax.Array) 
     if not layout.axes(0) and not any(map(ctx.operands[1].padded, range(ids.ndim))):
         return ctx.bind(x, ids, rows)
     exchange, count = _exchange(ctx), math.prod(ids.shape)
-    keys = keys_of(ctx, ids, ctx.operands[1], mode == CLIP)[0].reshape(-1)
+    keys = keys_of(ctx, ids, ctx.operands[1], mode == CLIP)[0].reshape(-1) if ctx.keys is None else ctx.keys
     rows = rows.reshape(count, *x.shape[1:])
     # XLA of jax 0.10 reads through the slice that made a shard, without clamping to the shard first.
     x = optimization_barrier(x)
@@ -137,6 +145,13 @@ def add_rows_local(ctx: Context, x: jax.Array, ids: jax.Array, rows: jax.Array) 
         return x.at[at].add(sums, mode="drop", wrap_negative_indices=False, **known)
 
     return [(yield from deliver_rows(ctx, exchange, keys, rows, x, apply, additive))]
+
+
+def add_rows_keys(ctx: Context, x: jax.Array | None, ids: jax.Array, *rows: jax.Array) -> Sending[SentKeys]:
+    """The part of `add_rows_local` that sends the keys."""
+    exchange = _exchange(ctx)
+    keys = keys_of(ctx, ids, ctx.operands[1], ctx.params["mode"] == CLIP)[0]
+    return (yield from send_keys(ctx, exchange, legs(exchange)[0], keys.reshape(-1)))
 
 
 def add_rows_communication(ctx: Context) -> Iterable[Communication]:

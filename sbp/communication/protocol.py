@@ -67,6 +67,7 @@ class Context:
       dtypes: of the operands.
       reports: collects the counts of bodies; None if nobody asks.
       said: collects the collectives that the body runs, as kind and axes; None if nobody asks.
+      keys: what came of the keys of an exchange that were sent before the body runs; None if it sends them.
     """
 
     primitive: core.Primitive
@@ -78,6 +79,7 @@ class Context:
     dtypes: Sequence[DType] = ()
     reports: list[PyTree] | None = None
     said: list[tuple[str, tuple[int, ...]]] | None = None
+    keys: PyTree | None = None
 
     def bind(self, *args: ArrayLike, **changed: Any) -> list[jax.Array]:
         """The primitive on local arrays, with some parameters changed."""

@@ -17,6 +17,7 @@ from jax import lax
 from jax.lax import GatherScatterMode
 
 from sbp.communication.delivery import deliver_rows, may_add_one_by_one
+from sbp.communication.exchange import SentKeys, send_keys
 from sbp.communication.joint import Sending
 from sbp.communication.legs import Exchange, legs
 from sbp.communication.lookups import exchange_along, keys_of, kind_of_keys, row_bytes
@@ -24,7 +25,6 @@ from sbp.communication.protocol import Communication, Context
 from sbp.communication.wire import deliver_communication, deliver_held
 from sbp.compat import core
 from sbp.compat.untyped import optimization_barrier
-from sbp.layout import Layout
 from sbp.lazy import by_row
 
 Each = TypeVar("Each")
@@ -116,9 +116,9 @@ def update_local(ctx: Context, table: jax.Array, *rest: jax.Array) -> Sending[li
     that all take the same step. Where that is more than the shard, they add up a gradient of its size.
     """
     state, ids, rows = parted(rest, len(ctx.params["modes"]))
-    keys, flat = _of_all_lookups(ctx, table, ids, rows)
-    if (copied := _copied_axes(ctx)) and _gathers(ctx):
-        keys = ctx.gathered(keys, copied).reshape(-1)
+    copied, flat = _copied_axes(ctx), _rows_of_all(ctx, table, ids, rows)
+    keys = _update_keys(ctx, ids) if ctx.keys is None else ctx.keys
+    if copied and _gathers(ctx):
         flat = ctx.gathered(flat, copied).reshape(-1, *flat.shape[1:])
     lines = [by_row(x.shape, ctx.operands[0].shape) for x in ctx.operands[1 : 1 + len(state)]]
     step = _Step(ctx, state, lines)
@@ -144,7 +144,8 @@ def sum_rows_local(ctx: Context, table: jax.Array, *rest: jax.Array) -> Sending[
     measure, (_, ids, rows) = ctx.params["measure"], parted(rest, len(ctx.params["modes"]))
     # Columns of padding count for nothing; rows of padding have no key.
     rows = [ctx.mask(r, at, [r.ndim - 1], 0) for r, at in zip(rows, ctx.operands[-len(rows) :], strict=True)]
-    keys, flat = _of_all_lookups(ctx, table, ids, rows)
+    flat = _rows_of_all(ctx, table, ids, rows)
+    keys = _keys_of_all(ctx, ids) if ctx.keys is None else ctx.keys
 
     def add(total: jax.Array, at: jax.Array, sums: jax.Array) -> jax.Array:
         # Behind the last row stands what was summed up for no key.
@@ -165,29 +166,51 @@ def sum_rows_held(ctx: Context) -> float:
     return deliver_held(_exchange(ctx), row_bytes(ctx, ctx.dtypes[-1]), False)
 
 
-def _of_all_lookups(
-    ctx: Context, table: jax.Array, ids: Sequence[jax.Array], rows: Sequence[jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-    """The keys of all lookups, one after the other, and their rows."""
-    n = len(ids)
-    lookups = zip(ids, ctx.operands[-2 * n : -n], rows, ctx.params["modes"], strict=True)
-    found = [_keys_and_rows(ctx, i, at, r.reshape(-1, *table.shape[1:]), mode) for i, at, r, mode in lookups]
-    return jnp.concatenate([keys for keys, _ in found]), jnp.concatenate([rows for _, rows in found])
+def update_keys(ctx: Context, table: jax.Array | None, *rest: jax.Array) -> Sending[SentKeys]:
+    """The part of `update_local` that sends the keys."""
+    keys, exchange = _update_keys(ctx, parted(rest, len(ctx.params["modes"]))[1]), _update_exchange(ctx)
+    return (yield from send_keys(ctx, exchange, legs(exchange)[0], keys))
 
 
-def _keys_and_rows(
-    ctx: Context, ids: jax.Array, layout: Layout, rows: jax.Array, mode: GatherScatterMode
-) -> tuple[jax.Array, jax.Array]:
-    """The keys of a lookup, and its rows.
+def sum_rows_keys(ctx: Context, table: jax.Array | None, *rest: jax.Array) -> Sending[SentKeys]:
+    """The part of `sum_rows_local` that sends the keys."""
+    keys, exchange = _keys_of_all(ctx, parted(rest, len(ctx.params["modes"]))[1]), _exchange(ctx)
+    return (yield from send_keys(ctx, exchange, legs(exchange)[0], keys))
+
+
+def _update_keys(ctx: Context, ids: Sequence[jax.Array]) -> jax.Array:
+    """The keys of all lookups, of all devices that have the same rows where these gather them."""
+    keys, copied = _keys_of_all(ctx, ids), _copied_axes(ctx)
+    return ctx.gathered(keys, copied).reshape(-1) if copied and _gathers(ctx) else keys
+
+
+def _keys_of_all(ctx: Context, ids: Sequence[jax.Array]) -> jax.Array:
+    """The keys of all lookups, one after the other.
 
     Where JAX was promised indices in bounds, reading clamps the others, and adding drops them. With the keys
-    that reading has, and zeros for what is dropped, XLA sorts them once for both.
+    that reading has, and zeros for what is dropped (`_rows_of_all`), XLA sorts them once for both.
     """
-    keys, legal = keys_of(ctx, ids, layout, mode != GatherScatterMode.FILL_OR_DROP)
-    if mode == GatherScatterMode.PROMISE_IN_BOUNDS:
-        flags = legal.reshape(-1, *[1] * (rows.ndim - 1))
-        rows = jnp.where(flags, rows, jnp.zeros((), rows.dtype))
-    return keys.reshape(-1), rows
+    return jnp.concatenate([keys.reshape(-1) for keys, _ in _keys(ctx, ids)])
+
+
+def _keys(ctx: Context, ids: Sequence[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
+    """Of each lookup its keys, and which of its ids are in bounds."""
+    n, modes = len(ids), ctx.params["modes"]
+    lookups = zip(ids, ctx.operands[-2 * n : -n], modes, strict=True)
+    return [keys_of(ctx, i, at, mode != GatherScatterMode.FILL_OR_DROP) for i, at, mode in lookups]
+
+
+def _rows_of_all(
+    ctx: Context, table: jax.Array, ids: Sequence[jax.Array], rows: Sequence[jax.Array]
+) -> jax.Array:
+    """The rows of all lookups, one after the other; zeros for what adding drops."""
+    out = list[jax.Array]()
+    for r, (_, legal), mode in zip(rows, _keys(ctx, ids), ctx.params["modes"], strict=True):
+        flat = r.reshape(-1, *table.shape[1:])
+        if mode == GatherScatterMode.PROMISE_IN_BOUNDS:
+            flat = jnp.where(legal.reshape(-1, *[1] * (flat.ndim - 1)), flat, jnp.zeros((), flat.dtype))
+        out.append(flat)
+    return jnp.concatenate(out)
 
 
 def _split_axes(ctx: Context) -> set[int]:

@@ -3,7 +3,6 @@
 Words: docs/glossary.md.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -108,6 +107,7 @@ class Matmul:
 
 Rows: TypeAlias = Callable[[Op], Iterable[Row]]
 OpBody: TypeAlias = Callable[..., Sequence[jax.Array] | Sending[list[jax.Array]]]
+Keys: TypeAlias = Callable[..., Sending[PyTree]]
 Flops: TypeAlias = Callable[[Op], float]
 Traffic: TypeAlias = Callable[[Op], float]
 Matmuls: TypeAlias = Callable[[Op], Matmul]
@@ -151,8 +151,10 @@ class Rule:
     Arguments:
       name: the primitive's name.
       rows: the valid 1-D signatures of an application; all B is always valid and need not be listed.
-      body: the body that runs on the shards; None binds the same primitive to them. If it is a generator
-        function, what it sends goes together with what other ops send (sbp/communication/joint.py).
+      body: the body that runs on the shards; None binds the same primitive to them. It may be a generator
+        of what it sends (sbp/communication/joint.py).
+      keys: the part of the body that sends keys to the owners of rows, given the operands; what it returns is
+        `Context.keys` of the body then. Ops that have one send together.
       flops: of an application with local shapes.
       traffic: bytes that it reads and writes, with local shapes.
       matmul: the products of matrices that it computes, if its work is that; other work runs on vector units.
@@ -178,6 +180,7 @@ class Rule:
     name: str
     rows: Rows
     body: OpBody | None = None
+    keys: Keys | None = None
     flops: Flops = element_flops
     matmul: Matmuls | None = None
     fused: bool = False
@@ -193,11 +196,6 @@ class Rule:
     family: str = ""
     note: str = ""
     function: Callable[..., PyTree] | None = None
-
-    @property
-    def sends_with_others(self) -> bool:
-        """Whether what its body sends may go together with what other ops send."""
-        return inspect.isgeneratorfunction(self.body)
 
 
 def all_broadcast(op: Op) -> Row:

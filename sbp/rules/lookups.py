@@ -18,9 +18,11 @@ from sbp.communication.keys import NO_KEY
 from sbp.communication.lookups import (
     add_rows_communication,
     add_rows_held,
+    add_rows_keys,
     add_rows_local,
     lookup_communication,
     lookup_held,
+    lookup_keys,
     lookup_local,
     narrow_ids,
 )
@@ -118,6 +120,7 @@ def _exchanged_dims(op: Op) -> list[int]:
 @rule(
     "sbp_lookup",
     body=lookup_local,
+    keys=lookup_keys,
     communication=lookup_communication,
     held=lookup_held,
     traffic=row_traffic(),
@@ -147,6 +150,7 @@ def _split_ids(op: Op) -> Iterable[Row]:
 @rule(
     "sbp_add_rows",
     body=add_rows_local,
+    keys=add_rows_keys,
     communication=add_rows_communication,
     held=add_rows_held,
     traffic=row_traffic(2),

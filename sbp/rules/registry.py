@@ -16,6 +16,7 @@ from sbp.rules.checks import checked_rows, text_problems
 from sbp.rules.entry import (
     Flops,
     Held,
+    Keys,
     Matmuls,
     Op,
     OpBody,
@@ -103,6 +104,7 @@ def lookup(name: str) -> Rule | None:
 def rule(
     *names: str,
     body: OpBody | None = None,
+    keys: Keys | None = None,
     flops: Flops | None = None,
     matmul: Matmuls | None = None,
     fused: bool = False,
@@ -127,6 +129,7 @@ def rule(
                     name=name,
                     rows=rows,
                     body=body,
+                    keys=keys,
                     flops=flops or _flops_of(matmul),
                     matmul=matmul,
                     fused=fused,
@@ -225,7 +228,7 @@ def register_rule(
         name,
         rows,
         body or _body(function),
-        flops or _flops_of(matmul),
+        flops=flops or _flops_of(matmul),
         matmul=matmul,
         traffic=traffic,
         held=held,

@@ -13,7 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from sbp.communication.key_samples import KeySample
-from sbp.communication.update import parted, sum_rows_communication, sum_rows_held, sum_rows_local
+from sbp.communication.update import (
+    parted,
+    sum_rows_communication,
+    sum_rows_held,
+    sum_rows_keys,
+    sum_rows_local,
+)
 from sbp.compat import core
 from sbp.rules.entry import Op, Row
 from sbp.rules.registry import rule
@@ -53,6 +59,7 @@ def _work(each: float) -> Callable[[Op], float]:
 @rule(
     "sbp_sum_rows",
     body=sum_rows_local,
+    keys=sum_rows_keys,
     communication=sum_rows_communication,
     held=sum_rows_held,
     flops=_work(4.0),

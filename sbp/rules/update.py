@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from sbp.communication.key_samples import KeySample
-from sbp.communication.update import parted, update_communication, update_held, update_local
+from sbp.communication.update import parted, update_communication, update_held, update_keys, update_local
 from sbp.compat import core
 from sbp.compat.untyped import DType
 from sbp.lazy import Update, by_row, dense
@@ -86,6 +86,7 @@ def _traffic(op: Op) -> float:
 @rule(
     "sbp_update_rows",
     body=update_local,
+    keys=update_keys,
     communication=update_communication,
     held=update_held,
     flops=_flops,

@@ -20,6 +20,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from sbp import view
 from sbp.communication.bits import identity_of
+from sbp.communication.joint import results_of
 from sbp.communication.protocol import Context
 from sbp.compat import core
 from sbp.errors import raise_all
@@ -242,9 +243,9 @@ class Claim:
 
         def body(coords: Sequence[Any], *args: Any) -> list[Any]:
             ctx = replace(static, coords=coords, said=[])
-            results: list[Any] = custom(ctx, *args) if custom else ctx.bind(*args)
+            results = results_of([custom(ctx, *args) if custom else ctx.bind(*args)])[0]
             raise_all(undeclared(app.node, ctx))
-            return results
+            return list(results)
 
         self.body, self.names = body, names
         self.communication = list(rule.communication(static)) if rule and rule.communication else []

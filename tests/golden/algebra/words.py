@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from sbp.communication.joint import results_of
 from sbp.communication.protocol import Context
 from sbp.layout import Layout, chunk, local_shape, valid_length
 from sbp.passes.boxing.moves import itemsize, moves_from, wire_bytes
@@ -234,7 +235,7 @@ def _masked(one: Application, row: Row) -> str:
     ctx = Watched(**fields)
 
     def run(at: Any, *args: Any) -> list[Any]:
-        return body(replace(ctx, coords=[at]), *args)
+        return list(results_of([body(replace(ctx, coords=[at]), *args)])[0])
 
     given = zip(ctx.operands, one.operands, strict=True)
     args = [jax.ShapeDtypeStruct(layout.local, x.dtype) for layout, x in given]
