@@ -22,7 +22,8 @@ pytestmark = needs_plugin
 def test_keys_are_hidden_under_the_dense_part() -> None:
     """At least 80 % of the message, in a DLRM as wide as MLPerf's; else all lookups wait for it."""
     rule, placement = OPTIMIZERS["adagrad"], sbp.placement("h100", shape=(8,))
-    model, tables = DLRM((512, 256), (1024, 1024, 512, 256)), collection_of((ROWS,) * FEATURES, WIDTH, "rows", 8)
+    model = DLRM((512, 256), (1024, 1024, 512, 256))
+    tables = collection_of((ROWS,) * FEATURES, WIDTH, "rows", 8)
     learner = Learner(model, Inputs(DENSE, FEATURES, WIDTH), tables, rule.make(0.1), optax.adam(1e-3))
     params = jax.eval_shape(learner.init, jax.eval_shape(jax.random.key, 0))
     parts = np.zeros(BATCH, np.float32), np.zeros((BATCH, DENSE), np.float32)
