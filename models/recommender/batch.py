@@ -56,6 +56,9 @@ class Lists:
 
 
 Keys: TypeAlias = NDArray[np.integer] | tuple[Lists, ...]
+"""Of clicks on the host: one for each feature, or lists of any length."""
+Rows: TypeAlias = NDArray[np.int32] | tuple[NDArray[np.int32], ...]
+"""Of tables, for a model: `[b, features]`, or a bag of each feature, `[b, hotness]`, -1 for none."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["label", "dense", "keys"], meta_fields=[])
@@ -66,31 +69,36 @@ class Batch:
     Arguments:
       label: 1 where there was a click, else 0; float32 `[b]`.
       dense: scaled numbers, float32 `[b, dense features]`.
-      keys: int64 `[b, categorical features]`, or one `Lists` for each feature if one is multi-hot.
+      keys: int64 `[b, categorical features]`, or one `Lists` for each feature if one is multi-hot; as a model
+        takes them, rows of tables.
     """
 
     label: NDArray[np.float32]
     dense: NDArray[np.float32]
-    keys: Keys
+    keys: Keys | Rows
 
     def __len__(self) -> int:
         return len(self.label)
 
     def between(self, start: int, stop: int) -> Batch:
         """The rows from `start` to `stop`."""
-        cut: Keys
-        if isinstance(self.keys, tuple):
-            cut = tuple(feature.between(start, stop) for feature in self.keys)
-        else:
-            cut = self.keys[start:stop]
-        return Batch(self.label[start:stop], self.dense[start:stop], cut)
+        every = as_lists(self.keys) if isinstance(self.keys, tuple) else ()
+        cut = tuple(feature.between(start, stop) for feature in every)
+        return Batch(self.label[start:stop], self.dense[start:stop], cut or self.keys[start:stop])
 
 
-def as_lists(keys: Keys) -> tuple[Lists, ...]:
+def as_lists(keys: Keys | Rows) -> tuple[Lists, ...]:
     """Keys as one `Lists` for each feature; one-hot features become lists of one."""
     if isinstance(keys, tuple):
-        return keys
+        return tuple(feature for feature in keys if isinstance(feature, Lists))
     return tuple(Lists(column, np.arange(len(keys) + 1)) for column in np.ascontiguousarray(keys.T))
+
+
+def padded(keys: Keys, hotness: Sequence[int]) -> Rows:
+    """Rows as a model takes them: lists become bags of fixed size."""
+    if not isinstance(keys, tuple):
+        return keys.astype(np.int32)
+    return tuple(x.padded(most).astype(np.int32) for x, most in zip(keys, hotness, strict=True))
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
@@ -134,7 +142,7 @@ def rebatch(batches: Iterable[Batch], size: int, *, drop_last: bool = False) -> 
         yield concatenate(held)
 
 
-class Rows(Protocol):
+class Cuttable(Protocol):
     """Some rows that can be cut before anybody parses them."""
 
     def __len__(self) -> int:
@@ -144,7 +152,7 @@ class Rows(Protocol):
         """Those behind the first ones."""
 
 
-R = TypeVar("R", bound=Rows)
+R = TypeVar("R", bound=Cuttable)
 
 
 def behind(pieces: Iterable[R], rows: int) -> Generator[R, None, int]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.recommender import synthetic
-from models.recommender.batch import Batch, behind, hashed, rebatch
+from models.recommender.batch import Batch, Keys, Lists, as_lists, behind, hashed, padded, rebatch
 from models.recommender.layout import PREPARED, DataError, Layout, needs_pyarrow
 from models.recommender.stages import Flow, Stage
 from models.recommender.synthetic import Drawn, Piece, Teacher
@@ -44,6 +44,7 @@ class Data:
       hashing: whether keys are hashed to rows; otherwise they are rows.
       teacher: who knows the truth, of synthetic clicks.
       learned: whether keys stay keys, and vocabularies give them rows.
+      hotness: the most keys of each feature in a click; none where each has one key.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Data:
     hashing: bool
     teacher: Teacher | None = None
     learned: bool = False
+    hotness: tuple[int, ...] = ()
 
     def refused(
         self, got: str, legal: str, fix: str, why: str = "models are trained by batches"
@@ -65,22 +67,36 @@ class Data:
         """The batch with int32 rows of tables in place of its keys, unless vocabularies are to give these.
 
         Raises:
-          DataError: if a feature is multi-hot, or if a key that is to be a row is none.
+          DataError: if a list is longer than the hotness, or if a key that is to be a row is none.
         """
-        if isinstance(batch.keys, tuple):
-            why = "these models look up one row for each feature"
-            raise self.refused("a multi-hot feature", "one key in each column", "a file without lists", why)
+        self._check_lists(batch)
+        keys = as_lists(batch.keys) if self.hotness else np.asarray(batch.keys)
         if self.learned:
-            return replace(batch, keys=np.asarray(batch.keys, np.int64))
+            return replace(batch, keys=keys)
         if self.hashing:
-            return replace(batch, keys=hashed(batch.keys, self.sizes))
-        sizes = np.array(self.sizes)
-        wrong = np.argwhere((batch.keys < 0) | (batch.keys >= sizes))
-        if len(wrong):
-            row, column = map(int, wrong[0])
-            got, legal = f"key {batch.keys[row, column]} of feature {column + 1}", f"0..{sizes[column] - 1}"
-            raise self.refused(got, legal, "--rows N hashes keys", "keys are taken as rows of tables")
-        return replace(batch, keys=batch.keys.astype(np.int32))
+            keys = hashed(keys, self.sizes)
+        else:
+            self._check_range(keys)
+        return replace(batch, keys=padded(keys, self.hotness))
+
+    def _check_lists(self, batch: Batch) -> None:
+        every = as_lists(batch.keys) if isinstance(batch.keys, tuple) else ()
+        if self.hotness and len(self.hotness) != len(self.sizes):
+            got, legal = f"{len(self.hotness)} numbers", f"{len(self.sizes)}: one for each feature"
+            raise self.refused(f"--hotness of {got}", legal, "one number for all", "each has its own bags")
+        for at, (feature, most) in enumerate(zip(every, self.hotness or [1] * len(every), strict=True), 1):
+            longest = int(np.diff(feature.offsets).max(initial=0))
+            if longest > most or not self.hotness:
+                got, legal = f"a list of {longest} keys in feature {at}", f"{most} at most"
+                why = "a bag has a fixed size on the devices" if self.hotness else "each feature has one key"
+                raise self.refused(got, legal, f"--hotness {max(longest, 2)}, or more", why)
+
+    def _check_range(self, keys: Keys) -> None:
+        for at, (feature, size) in enumerate(zip(as_lists(keys), self.sizes, strict=True), 1):
+            wrong = feature.values[(feature.values < 0) | (feature.values >= size)]
+            if len(wrong):
+                got, legal = f"key {wrong[0]} of feature {at}", f"0..{size - 1}"
+                raise self.refused(got, legal, "--rows N hashes keys", "keys are taken as rows of tables")
 
     def pieces(self, sources: Sequence[Source], skip: int = 0) -> Iterator[Any]:
         """What `parsed` makes batches of; of files, what can be read without parsing it.
@@ -253,9 +269,15 @@ def filled(batch: Batch, size: int) -> Batch:
     missing = size - len(batch)
     if not missing:
         return batch
-    keys = np.asarray(batch.keys)
+
+    def longer(keys: Any) -> Any:
+        if isinstance(keys, Lists):
+            return replace(keys, offsets=np.pad(keys.offsets, (0, missing), mode="edge"))
+        return np.pad(keys, ((0, missing), (0, 0)))
+
+    keys = batch.keys
     return Batch(
         np.pad(batch.label, (0, missing), constant_values=NOBODY),
         np.pad(batch.dense, ((0, missing), (0, 0))),
-        np.pad(keys, ((0, missing), (0, 0))),
+        tuple(map(longer, keys)) if isinstance(keys, tuple) else longer(keys),
     )

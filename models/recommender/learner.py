@@ -83,7 +83,9 @@ class Model(Protocol):
         """The score of each example, `[batch]`, of dense features and one vector for each other feature."""
 
 
-def collection(sizes: Sequence[int], width: int, layout: TableLayout, devices: int) -> Collection:
+def collection(
+    sizes: Sequence[int], width: int, layout: TableLayout, devices: int, hotness: Sequence[int] = ()
+) -> Collection:
     """One table for each categorical feature.
 
     Arguments:
@@ -91,30 +93,41 @@ def collection(sizes: Sequence[int], width: int, layout: TableLayout, devices: i
       width: of a row.
       layout: how the tables are split.
       devices: over how many.
+      hotness: the most keys of each feature in an example; none where each has one key.
     """
     initial = jax.nn.initializers.normal(0.1 * width**-0.5)
     tables = [
         TableConfig(f"C{i}", size, width, initializer=initial, placement=layout)
         for i, size in enumerate(sizes, 1)
     ]
-    features = tuple(FeatureConfig(table.name, table, (None,)) for table in tables)
+    shapes = [(None, most) for most in hotness] if hotness else [(None,) for _ in tables]
+    features = tuple(FeatureConfig(t.name, t, shape) for t, shape in zip(tables, shapes, strict=True))
     return Collection(features, multiple=math.lcm(ROUNDED, devices))
 
 
-def collection_of(sizes: Sequence[int], width: int, layout: str, devices: int) -> Collection:
+def collection_of(
+    sizes: Sequence[int], width: int, layout: str, devices: int, hotness: Sequence[int] = ()
+) -> Collection:
     """The same with a layout by its name, one of `LAYOUTS`."""
-    return collection(sizes, width, LAYOUTS[layout](devices), devices)
+    return collection(sizes, width, LAYOUTS[layout](devices), devices, hotness)
 
 
-def chosen(sizes: Sequence[int], width: int, batch: int, placement: Placement, optimizer: Any) -> Choice:
+def chosen(
+    sizes: Sequence[int],
+    width: int,
+    batch: int,
+    placement: Placement,
+    optimizer: Any,
+    hotness: Sequence[int] = (),
+) -> Choice:
     """The cheapest layout of each table.
 
     Arguments:
-      sizes, width: as of `collection`.
+      sizes, width, hotness: as of `collection`.
       batch: clicks per step.
       optimizer: of the tables.
     """
-    features = collection(sizes, width, RowWise(), placement.size).features
+    features = collection(sizes, width, RowWise(), placement.size, hotness).features
     return choose(features, batch, placement, optimizer=sbp.rows(optimizer))
 
 
@@ -165,8 +178,9 @@ class Learner:
 
     def scores(self, params: PyTree, batch: Batch) -> jax.Array:
         """The score of each example, `[batch]`; labels are not looked at, keys are rows of tables."""
-        keys, dense = jnp.asarray(batch.keys), jnp.asarray(batch.dense)
-        ids = {f.name: keys[:, i] for i, f in enumerate(self.tables.features)}
+        keys, dense = batch.keys, jnp.asarray(batch.dense)
+        columns: Any = keys if isinstance(keys, tuple) else jnp.asarray(keys).T
+        ids = {f.name: x for f, x in zip(self.tables.features, columns, strict=True)}
         return self.model.forward(params["dense"], dense, self.tables(params["tables"], ids))
 
     def loss(self, params: PyTree, batch: Batch) -> jax.Array:

@@ -27,8 +27,17 @@ def init(sizes: Sequence[int], dense: int) -> PyTree:
 def logits(params: PyTree, batch: Batch, sizes: Sequence[int]) -> jax.Array:
     """The score of each row, `[b]`; `batch.keys` are rows of tables of these sizes."""
     begin = np.cumsum([0, *sizes[:-1]], dtype=np.int32)
-    by_row = params["rows"][jnp.asarray(batch.keys) + begin].sum(axis=1)
+    by_row = sum(_sums(params["rows"], x, first) for x, first in zip(_columns(batch), begin, strict=True))
     return by_row + batch.dense @ params["dense"] + params["bias"]
+
+
+def _columns(batch: Batch) -> Any:
+    return batch.keys if isinstance(batch.keys, tuple) else jnp.asarray(batch.keys).T[..., None]
+
+
+def _sums(weights: jax.Array, rows: jax.Array, first: np.int32) -> jax.Array:
+    """The sum of the weights of each bag; -1 is no row."""
+    return jnp.where(rows >= 0, weights[rows + first], 0.0).sum(axis=1)
 
 
 def loss(params: PyTree, batch: Batch, sizes: Sequence[int]) -> jax.Array:

@@ -94,6 +94,8 @@ def parser(prog: str, model: Model) -> argparse.ArgumentParser:
     add("--vocabulary", type=int, metavar="N", help="give keys rows as they appear, N in each table")
     add("--evict", choices=tuple(POLICIES), default="lru", help="which key of a full --vocabulary leaves")
     add("--admit", type=int, default=1, metavar="K", help="lookups before --vocabulary gives a key a row")
+    most = "the most keys of a feature in a click; for each, or one number for all: 1,1,8"
+    add("--hotness", type=hotness, metavar="H", help=most)
     add("--width", type=int, default=16, help="of a row of a table")
     add("--optimizer", choices=tuple(OPTIMIZERS), default="adagrad", help="of the tables")
     add("--lr", type=float, help="learning rate of the tables; default: the optimizer's own")
@@ -112,6 +114,18 @@ def parser(prog: str, model: Model) -> argparse.ArgumentParser:
     add("--out", default="out", metavar="DIR", help="where plan.html and metrics.csv go")
     train.add_long_run_options(options)
     return options
+
+
+def hotness(text: str) -> tuple[int, ...]:
+    """What `--hotness` says: a number for each feature, or one for all.
+
+    >>> hotness("1,1,8"), hotness("4")
+    ((1, 1, 8), (4,))
+    """
+    found = tuple(map(int, text.split(",")))
+    if min(found) < 1:
+        raise ValueError(text)
+    return found
 
 
 def example(
@@ -158,15 +172,15 @@ def main(prog: str, model: Model, argv: Sequence[str] | None = None) -> Result:
     )
     known = None
     if args.vocabulary:
-        known = Vocabularies(tables, POLICIES[args.evict], args.admit)
+        known = Vocabularies(tables, POLICIES[args.evict], args.admit, data.hotness)
     return Run(args, data, learner, placement, known).all(out)
 
 
 def _tables(args: argparse.Namespace, data: Data, placement: Placement, by_rows: Any) -> Collection:
     """The tables of the command line; what was chosen is printed with its reasons."""
     if args.table != AUTO:
-        return collection_of(data.sizes, args.width, args.table, placement.size)
-    choice = chosen(data.sizes, args.width, args.batch, placement, by_rows)
+        return collection_of(data.sizes, args.width, args.table, placement.size, data.hotness)
+    choice = chosen(data.sizes, args.width, args.batch, placement, by_rows, data.hotness)
     train.speaker()(f"{choice}\n")
     return choice.collection()
 
@@ -174,6 +188,9 @@ def _tables(args: argparse.Namespace, data: Data, placement: Placement, by_rows:
 def _data(args: argparse.Namespace) -> Data:
     """The clicks of the command line; with vocabularies, keys stay keys."""
     found = _clicks(args)
+    if args.hotness:
+        most = args.hotness * len(found.sizes) if len(args.hotness) == 1 else args.hotness
+        found = replace(found, hotness=most)
     if not args.vocabulary:
         return found
     if args.baseline or args.rows:

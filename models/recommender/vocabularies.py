@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from models.recommender.batch import Batch
+from models.recommender.batch import Batch, Lists, as_lists, padded
 from models.recommender.feed import Copy, Feed
 from models.recommender.stages import Flow
 from sbp.runtime.embedding import (
@@ -41,12 +42,14 @@ class Vocabularies:
       tables: whose rows they give away.
       policy: who loses its row.
       least: lookups before a key gets a row.
+      hotness: as of `Data`.
       each: of each table, in order.
     """
 
     tables: Collection
     policy: Policy
     least: int = 1
+    hotness: tuple[int, ...] = ()
     each: list[Vocabulary] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -58,19 +61,29 @@ class Vocabularies:
 
     def learn(self, batch: Batch) -> tuple[Batch, RowReset]:
         """A batch with rows in place of its keys, and the rows that begin anew for it."""
-        keys = np.asarray(batch.keys)
-        found: dict[str, Assignment] = {v.name: v.lookup(keys[:, i]) for i, v in enumerate(self.each)}
-        rows = np.stack([one.rows for one in found.values()], axis=1)
-        return replace(batch, keys=rows), row_reset(self.tables, found, keys.size)
+        lists = as_lists(batch.keys)
+        found: dict[str, Assignment] = {
+            v.name: v.lookup(x.values) for v, x in zip(self.each, lists, strict=True)
+        }
+        most = len(batch) * sum(self.hotness or [1] * len(lists))
+        rows = self._with(batch, lists, [one.rows for one in found.values()])
+        return rows, row_reset(self.tables, found, most)
 
     def rows(self, batch: Batch) -> Batch:
         """A batch with rows in place of its keys, for evaluation: an unknown key has none."""
-        keys = np.asarray(batch.keys)
-        return replace(batch, keys=np.stack([v.find(keys[:, i]) for i, v in enumerate(self.each)], axis=1))
+        lists = as_lists(batch.keys)
+        return self._with(batch, lists, [v.find(x.values) for v, x in zip(self.each, lists, strict=True)])
+
+    def _with(self, batch: Batch, lists: Sequence[Lists], rows: Sequence[NDArray[np.int32]]) -> Batch:
+        """A batch with these rows for the keys of its lists."""
+        if not self.hotness:
+            return replace(batch, keys=np.stack(rows, axis=1))
+        found = tuple(Lists(r, x.offsets - x.offsets[0]) for r, x in zip(rows, lists, strict=True))
+        return replace(batch, keys=padded(found, self.hotness))
 
     def empty(self) -> Vocabularies:
         """Others without a key."""
-        return Vocabularies(self.tables, self.policy, self.least)
+        return Vocabularies(self.tables, self.policy, self.least, self.hotness)
 
     def __str__(self) -> str:
         taken, room = sum(map(len, self.each)), sum(v.capacity for v in self.each)

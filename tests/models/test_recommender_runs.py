@@ -44,11 +44,27 @@ def test_keys_become_rows() -> None:
     assert (hashed >= 0).all() and (hashed < (5, 9)).all()
     whole = data(sizes=(8, 9), hashing=False)
     np.testing.assert_array_equal(whole.rows(clicks(keys % 8)).keys, keys % 8)
-    with pytest.raises(DataError, match=r"key 1099511627776 of feature 2.*\n.*0\.\.8"):
+    with pytest.raises(DataError, match=r"key -3 of feature 1\n.*0\.\.7"):
         whole.rows(clicks(keys))
-    lists = (Lists(np.array([1, 2, 3]), np.array([0, 1, 3])),)
-    with pytest.raises(DataError, match="multi-hot"):
-        whole.rows(clicks(lists))
+
+
+def test_lists_become_bags() -> None:
+    """Of a fixed size each: what is longer is refused, and the message says what is long enough."""
+    lists = Lists(np.array([1, 2, 3]), np.array([0, 1, 3])), Lists(np.array([4]), np.array([0, 0, 1]))
+    bags = data(sizes=(5, 5), hashing=False, hotness=(2, 1)).rows(clicks(lists)).keys
+    assert [x.tolist() for x in bags] == [[[1, -1], [2, 3]], [[-1], [4]]]
+    assert [x.dtype for x in bags] == [np.int32, np.int32]
+    for hotness, why in (((), "each feature has one key"), ((1, 1), "a bag has a fixed size")):
+        with pytest.raises(
+            DataError, match=rf"a list of 2 keys in feature 1\n(.*\n)*.*{why}(.*\n)*.*--hotness 2"
+        ):
+            data(sizes=(5, 5), hashing=False, hotness=hotness).rows(clicks(lists))
+    with pytest.raises(DataError, match=r"--hotness of 3 numbers\n.*2: one for each feature"):
+        data(sizes=(5, 5), hashing=False, hotness=(2, 1, 1)).rows(clicks(lists))
+    with pytest.raises(DataError, match=r"key 4 of feature 2\n.*0\.\.3"):
+        data(sizes=(5, 4), hashing=False, hotness=(2, 1)).rows(clicks(lists))
+    filled = feed.filled(data(sizes=(5, 5), hashing=True, hotness=(2, 2)).rows(clicks(lists)), 3)
+    assert [x.shape for x in filled.keys] == [(3, 2), (3, 2)]
 
 
 def test_the_rest_comes_after_the_training() -> None:
@@ -264,6 +280,26 @@ def test_the_command_with_synthetic_clicks(
     assert "26 tables, on synthetic clicks (seed 0)" in said
     assert "50 held-out of synthetic clicks (seed 0)" in said
     assert all(stage in said for stage in ("read", "parse", "hash, copy", "train", "evaluate"))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("table", ["--rows 40 --baseline", "--vocabulary 60"])
+def test_the_command_with_bags(table: str, tmp_path: Path) -> None:
+    """Parquet with lists of keys, ragged and empty ones among them: on eight devices as on one."""
+    pa = pytest.importorskip("pyarrow")
+    parquet, rng, n = pytest.importorskip("pyarrow.parquet"), np.random.default_rng(0), 96
+    columns: dict[str, Any] = {"label": pa.array(rng.integers(0, 2, n))}
+    columns.update((name, pa.array(rng.integers(0, 9, n))) for name in CRITEO.dense)
+    for i, name in enumerate(CRITEO.categorical):
+        lists = [rng.integers(0, 50, rng.integers(0, 4)).tolist() for _ in range(n)]
+        columns[name] = pa.array(lists if i % 2 else rng.integers(0, 50, n))
+    path = tmp_path / "clicks.parquet"
+    parquet.write_table(pa.table(columns), path)
+    given = f"--data {path} --steps 2 --batch 32 --held-out 32 --width 4 --check --out {tmp_path} --hotness 3"
+    result = dlrm.main([*given.split(), *table.split()])
+    assert result.difference is not None
+    assert result.difference.losses < 1e-13 and result.difference.params < 1e-13
+    assert result.scores["DLRM"].samples == 32
 
 
 @pytest.mark.full
