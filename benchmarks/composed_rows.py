@@ -3,10 +3,11 @@
     python -m benchmarks.composed_rows [clipped "four micro-batches" ...] [--rows 500000] [--rounds 30]
     python -m benchmarks.composed_rows --check
 
-A table over eight devices of the CPU, row-wise Adagrad for it, and Adam for a dense weight. Every
-step is timed beside the plain one, in turns in one run; a step of four micro-batches is beside four plain
-steps. `memory` is that of a device by XLA, in parts of the plain step's. `sparse` says that no tensor of the
-size of the table is made. `--check` compares ten steps in 64 bits with those of one device.
+A table over eight devices of the CPU, row-wise Adagrad for it, and Adam for a dense weight. Every step is
+timed beside the plain one, in turns in one run; a step of four micro-batches is beside four plain steps.
+`memory` is that of a device by XLA, in parts of the plain step's; of stages it is the plan's. `sparse` says
+that no tensor of the size of the table is made. `--check` compares ten steps in 64 bits with those of one
+device.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from sbp.passes.physical.program import Compute
 from sbp.runtime.embedding.optimizers import rowwise_adagrad
 
 DEVICES, WIDTH, BATCH, PARTS = 8, 32, 4096, 4
+LINE, WHOLE = sbp.placement("cpu", shape=(DEVICES,)), sbp.placement("cpu", shape=(2, DEVICES // 2))
 
 
 def by_rows() -> Any:
@@ -79,6 +81,25 @@ def in_parts(tx: Any) -> Callable[..., Any]:
     return step
 
 
+def in_stages(tx: Any) -> Callable[..., Any]:
+    """The same micro-batches; the table is on four devices, the weight on the other four."""
+    tables, rest = WHOLE.split(0)
+
+    def staged(params: Any, ids: Any) -> Any:
+        with sbp.on(tables):
+            rows = jnp.tanh(params["table"][ids])
+        with sbp.on(rest):
+            return jnp.square(rows @ params["weight"] - 1).mean()
+
+    def step(params: Any, state: Any, ids: Any) -> Any:
+        part = sbp.microbatch(jax.value_and_grad(staged), PARTS, batch_args=1)
+        value, grads = part(params, ids)
+        added, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, added), state, value
+
+    return step
+
+
 @dataclass(frozen=True)
 class Composed:
     """A step on rows with something around it.
@@ -87,11 +108,13 @@ class Composed:
       tx: its optimizer.
       step: of an optimizer.
       batches: of the plain step that it takes at once.
+      place: where it runs.
     """
 
     tx: Callable[[], Any] = by_rows
     step: Callable[[Any], Callable[..., Any]] = usual
     batches: int = 1
+    place: sbp.Placement = LINE
 
 
 CASES: Mapping[str, Composed] = {
@@ -100,6 +123,7 @@ CASES: Mapping[str, Composed] = {
     "loss scale": Composed(step=scaled),
     "if finite": Composed(lambda: optax.apply_if_finite(by_rows(), 3)),
     "four micro-batches": Composed(step=in_parts, batches=PARTS),
+    "two stages": Composed(step=in_stages, batches=PARTS, place=WHOLE),
     "MultiSteps": Composed(lambda: optax.MultiSteps(by_rows(), PARTS)),
 }
 
@@ -123,8 +147,7 @@ class Run:
         self.args = params, jax.tree.map(np.asarray, jax.jit(tx.init)(params))
         self.step = case.step(tx)
         in_sbp = {"table": [S(0)], "weight": [B]}, sbp.AUTO, [S(0)]
-        place = sbp.placement("cpu", shape=(DEVICES,))
-        self.program = sbp.compile(self.step, place, in_sbp=in_sbp, donate_argnums=(0, 1))
+        self.program = sbp.compile(self.step, case.place, in_sbp=in_sbp, donate_argnums=(0, 1))
         self.plan = self.program.plan(*self.args, self.ids)
         self.seconds = list[float]()
 
@@ -149,19 +172,20 @@ class Run:
     @property
     def memory_bytes(self) -> float:
         """What the compiled program takes of a device, arguments included."""
+        if self.plan.stages:
+            return self.plan.memory_bytes
         found = self.program.lower(*self.args, self.ids).compile().memory_analysis()
         return float(found.temp_size_in_bytes + found.argument_size_in_bytes)
 
     @property
     def sparse(self) -> bool:
         """Whether no op makes a tensor as large as the table, those that update it in place apart."""
-        physical = self.plan.physical
-        assert physical is not None
-        rows = physical.graph.values[physical.graph.inputs[0]].shape[0]
-        computed = [s.node for s, _ in physical.walk() if isinstance(s, Compute)]
-        made = [
-            physical.graph.values[v].shape for n in computed if n.op != "sbp_update_rows" for v in n.outputs
-        ]
+        rows, made = len(self.args[0]["table"]), list[tuple[int, ...]]()
+        for plan in self.plan.stages or [self.plan]:
+            assert plan.physical is not None
+            computed = [s.node for s, _ in plan.physical.walk() if isinstance(s, Compute)]
+            values = [v for n in computed if n.op != "sbp_update_rows" for v in n.outputs]
+            made += [plan.physical.graph.values[v].shape for v in values]
         return not any(len(shape) == 2 and shape[0] == rows for shape in made)
 
 

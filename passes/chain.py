@@ -54,7 +54,7 @@ from sbp.passes.program.trace import Traced
 from sbp.passes.recall import Recall
 from sbp.passes.request import Peers, Request, StagesRequest
 from sbp.passes.rows.lookups import check_wire, mark_lookups
-from sbp.passes.rows.tables import train_rows
+from sbp.passes.rows.tables import rows_of_loops, train_rows
 from sbp.passes.schedule.actions import Schedule
 from sbp.passes.search.search import FoundSignatures, Search
 from sbp.signature import NdSbp
@@ -345,7 +345,7 @@ def divide_into_stages(s: Whole) -> Whole:
 
 def hoist(s: Whole) -> Whole:
     """Takes casts of weights out of the loop over micro-batches, and sums over them into scans."""
-    return replace(s, graph=add_inside(hoist_narrowing(hoist_casts(s.graph), math.inf)))
+    return replace(s, graph=add_inside(rows_of_loops(hoist_narrowing(hoist_casts(s.graph), math.inf))))
 
 
 def keep_sums_apart(s: Whole) -> Ordered:

@@ -46,12 +46,21 @@ def train_rows(
     """
     if not any(node.op == lazy.NAME for node in graph.walk()):
         return graph, ()
-    graph = stack_rows(flat_branches(graph))
+    graph = rows_of_loops(graph)
     names = dict(zip(graph.inputs, in_paths, strict=False))
     pass_ = _Pass(Editor(graph), transfer, [], [], names, strict)
     nodes = pass_.rewritten(graph.nodes, graph.outputs)
     raise_all(pass_.problems)
     return pass_.editor.finish(nodes), tuple(pass_.notes)
+
+
+def rows_of_loops(graph: Graph) -> Graph:
+    """The graph in which loops hand out the rows of gradients that lazy optimizers take.
+
+    A program with stages is made so as a whole: a stage runs the trips of its loop by itself.
+    """
+    lazy_steps = any(node.op == lazy.NAME for node in graph.walk())
+    return stack_rows(flat_branches(graph)) if lazy_steps else graph
 
 
 @dataclass(frozen=True)

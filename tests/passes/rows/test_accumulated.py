@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -12,7 +13,19 @@ import sbp
 from sbp import B, S
 from sbp.compat.core import scan_counts
 from tests.passes.rows.test_measures import clipped
-from tests.passes.rows.test_tables import DEAR, GRID, LINE, compare, sums, table_sized, twice, updates
+from tests.passes.rows.test_tables import (
+    DEAR,
+    GRID,
+    LINE,
+    ROWS,
+    WIDTH,
+    batch,
+    compare,
+    sums,
+    table_sized,
+    twice,
+    updates,
+)
 
 PARTS = 4
 
@@ -131,3 +144,36 @@ def test_a_sum_that_is_not_trained_is_carried() -> None:
     assert plan.physical is not None
     loops = [n for n in plan.physical.graph.walk() if n.op == "scan"]
     assert [scan_counts(n.params, len(n.inputs))[1] for n in loops] == [1]
+
+
+def test_stages_hand_out_the_rows_of_all_micro_batches() -> None:
+    """A table on each of two stages: neither makes a gradient of its size."""
+    first, second = (whole := sbp.placement("cpu", shape=(2, 4))).split(0)
+    tx = sbp.rows(optax.adagrad(0.1))
+    keys = jax.random.split(jax.random.key(0), 2)
+    params = [0.5 * jax.random.normal(key, (ROWS, WIDTH)) for key in keys]
+
+    def stages(params: Any, ids: Any) -> Any:
+        with sbp.on(first):
+            x = jnp.tanh(params[0][ids].sum(1))
+        with sbp.on(second):
+            return jnp.square(x * params[1][ids[:, 0]] - 1).mean()
+
+    def step(params: Any, state: Any, ids: Any) -> Any:
+        value, grads = sbp.microbatch(jax.value_and_grad(stages), PARTS, batch_args=1)(params, ids)
+        added, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, added), state, value
+
+    program = sbp.compile(
+        step, whole, in_sbp=([S(0)], sbp.AUTO, [S(0)]), options=sbp.Options(check=True, hardware=DEAR)
+    )
+    one = many = params, tx.init(params)
+    plain = jax.jit(step)
+    for seed in range(2):
+        *one, _ = plain(*one, batch(seed))
+        *many, _ = jax.block_until_ready(program(*many, batch(seed)))
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(many), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+    plan = program.plan(*many, batch(0))
+    for stage in plan.stages:
+        assert len(updates(stage)) == 1 and table_sized(stage) == 0
