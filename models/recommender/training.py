@@ -23,7 +23,6 @@ from models.recommender.layers import Inputs
 from models.recommender.layout import CRITEO, PREPARED
 from models.recommender.learner import (
     AUTO,
-    LAYOUTS,
     OPTIMIZERS,
     Learner,
     Model,
@@ -31,6 +30,7 @@ from models.recommender.learner import (
     collection_of,
 )
 from models.recommender.metrics import Clicks, Score, shown
+from models.recommender.options import CHECKED, HASHED_ROWS, parser
 from models.recommender.pace import SHOWN, Pace
 from models.recommender.stages import Flow
 from models.recommender.synthetic import CARDINALITIES, DENSE
@@ -41,11 +41,6 @@ from sbp.runtime.embedding import Collection
 from sbp.runtime.training.metrics import Log
 
 PyTree: TypeAlias = Any
-
-HASHED_ROWS = 100_000
-CHECKED = 50
-"""How many steps are compared with one device, at most."""
-CHECK = f"repeat the first {CHECKED} steps in 64 bits, distributed and on one device, and compare"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,64 +63,6 @@ class Result:
     scores: dict[str, Score]
     difference: train.Difference | None
     first: int = 0
-
-
-def parser(prog: str, model: Model) -> argparse.ArgumentParser:
-    """The options that all recommender models have."""
-    options = argparse.ArgumentParser(
-        prog=f"python -m {prog}",
-        description=f"Train {type(model).__name__} on Criteo's files or on synthetic clicks, distributed.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = options.add_argument
-    add("--data", nargs="+", default=[], metavar="FILE", help="Criteo TSV or Parquet; none: synthetic clicks")
-    add("--test", nargs="+", default=[], metavar="FILE", help="evaluate on these, not on the rest of --data")
-    add("--prepared", action="store_true", help="the dense columns of --data are scaled already")
-    add("--rows", type=int, help=f"hash keys to as many rows a table; --data: {HASHED_ROWS:,}")
-    add(
-        "--samples",
-        type=int,
-        help="synthetic clicks to train on; default: what the steps take. Give it where "
-        "a run is to go on with more steps: other numbers are other clicks",
-    )
-    add("--held-out", type=int, default=50_000, help="clicks to evaluate on, at most")
-    add("--placement", default="cpu:8", help="KIND:AxBxC; CPU devices are made as needed")
-    add("--table", choices=(*LAYOUTS, AUTO), default="rows", help="how tables lie; auto: each as is cheapest")
-    add("--vocabulary", type=int, metavar="N", help="give keys rows as they appear, N in each table")
-    add("--evict", choices=tuple(POLICIES), default="lru", help="which key of a full --vocabulary leaves")
-    add("--admit", type=int, default=1, metavar="K", help="lookups before --vocabulary gives a key a row")
-    most = "the most keys of a feature in a click; for each, or one number for all: 1,1,8"
-    add("--hotness", type=hotness, metavar="H", help=most)
-    add("--width", type=int, default=16, help="of a row of a table")
-    add("--optimizer", choices=tuple(OPTIMIZERS), default="adagrad", help="of the tables")
-    add("--lr", type=float, help="learning rate of the tables; default: the optimizer's own")
-    add("--dense-lr", type=float, default=2e-3, help="learning rate of all else, by Adam")
-    add("--prefetch", action="store_true", help="send the keys of the next batch while a step computes")
-    add("--count-keys", action="store_true", help="print the keys of all exchanges, and their rounds")
-    add("--batch", type=int, default=1024, help="clicks per step, over all devices")
-    add("--steps", type=int, default=200, help="of training, at most; every click is seen once")
-    add("--seed", type=int, default=0)
-    add("--parsers", type=int, default=1, help="threads that parse")
-    add("--copiers", type=int, default=1, help="threads that hash keys and copy batches to the devices")
-    add("--baseline", action="store_true", help="fit a logistic regression too")
-    add("--check", action="store_true", help=CHECK)
-    beside = "train on one device too, and report its score; default: on synthetic clicks"
-    add("--alone", action=argparse.BooleanOptionalAction, help=beside)
-    add("--out", default="out", metavar="DIR", help="where plan.html and metrics.csv go")
-    train.add_long_run_options(options)
-    return options
-
-
-def hotness(text: str) -> tuple[int, ...]:
-    """What `--hotness` says: a number for each feature, or one for all.
-
-    >>> hotness("1,1,8"), hotness("4")
-    ((1, 1, 8), (4,))
-    """
-    found = tuple(map(int, text.split(",")))
-    if min(found) < 1:
-        raise ValueError(text)
-    return found
 
 
 def example(

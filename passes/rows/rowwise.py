@@ -18,12 +18,23 @@ GROUP = 2
 
 
 @dataclass
-class _Walk:
-    """The signatures of all values, from the arguments on."""
+class SplitWalk:
+    """The signatures of all values, from the arguments on.
+
+    Arguments:
+      signatures: by value id.
+      adds_up: whether a sum over what is split, the last dim, may be added up over the devices.
+      rows: how each op lies, by its id.
+      uniform: values that are the same all over.
+      repeated: values that are the same along the last dim.
+    """
 
     graph: Graph
     signatures: dict[int, Signature]
-    uniform: set[int] = field(default_factory=set)  # the same all over: made from scalars alone
+    adds_up: bool = False
+    rows: dict[int, Row] = field(default_factory=dict)
+    uniform: set[int] = field(default_factory=set)
+    repeated: set[int] = field(default_factory=set)
 
     def of(self, x: Operand) -> Signature:
         """How an operand lies."""
@@ -37,8 +48,13 @@ class _Walk:
         """Whether the operands lie as a row wants them, or can be cut so without knowing where."""
         wanted = zip(node.inputs, row.operands, strict=True)
         return all(
-            self.of(x) == s or (self.of(x) == B and isinstance(s, Split) and self.even(x)) for x, s in wanted
+            self.of(x) == s or (self.of(x) == B and isinstance(s, Split) and self.may_be_cut(x))
+            for x, s in wanted
         )
+
+    def may_be_cut(self, x: Operand) -> bool:
+        """Whether each device can cut its part out of an operand without knowing which it is."""
+        return self.even(x) or (not isinstance(x, Const) and x in self.repeated)
 
     def row(self, node: Node) -> Row | None:
         """How an op runs, or None if it would have to talk."""
@@ -50,8 +66,13 @@ class _Walk:
             return all_broadcast(op)
         if rule is None or node.bodies:
             return None
-        rows = [r for r in rows_of(node, op) if self.fits(node, r) and not _partial(r)]
+        rows = [r for r in rows_of(node, op) if self.fits(node, r) and self.is_whole(r)]
         return next((r for r in rows if _splits(r.operands) and self.keeps_rows(node, r)), None)
+
+    def is_whole(self, row: Row) -> bool:
+        """Whether no result is a sum; one that may be added up counts as whole."""
+        partial = [s for s in row.results if isinstance(s, Partial)]
+        return not partial or (self.adds_up and all(s == P for s in partial) and P not in row.operands)
 
     def keeps_rows(self, node: Node, row: Row) -> bool:
         """Whether a row stays where it is: nothing is sent, and none is cut off or put in."""
@@ -69,20 +90,28 @@ class _Walk:
         row = self.row(node)
         if row is None:
             return False
-        self.signatures.update(zip(node.outputs, row.results, strict=True))
+        self.rows[node.id] = row
+        whole = [B if s == P else s for s in row.results]
+        self.signatures.update(zip(node.outputs, whole, strict=True))
         rule = node.rule
         plain = node.op == "broadcast_in_dim" or (rule is not None and rule.pointwise)
         if plain and node.inputs and all(map(self.even, node.inputs)):
             self.uniform.update(node.outputs)
+        elif self.adds_up and (self.repeats(node) or (plain and all(map(self.may_be_cut, node.inputs)))):
+            self.repeated.update(node.outputs)
         return True
+
+    def repeats(self, node: Node) -> bool:
+        """Whether an op repeats what it is given along a new last dim, or along one of size 1."""
+        if node.op != "broadcast_in_dim" or self.of(node.inputs[0]) != B:
+            return False
+        dims, shape = node.params["broadcast_dimensions"], self.graph.operand(node.inputs[0]).shape
+        last = len(node.params["shape"]) - 1
+        return last not in dims or shape[dims.index(last)] == 1
 
 
 def _splits(signatures: Sequence[Signature]) -> bool:
     return any(isinstance(s, Split) for s in signatures)
-
-
-def _partial(row: Row) -> bool:
-    return any(isinstance(s, Partial) for s in row.results)
 
 
 def along(graph: Graph, arguments: Mapping[int, Signature]) -> list[Signature] | None:
@@ -92,7 +121,7 @@ def along(graph: Graph, arguments: Mapping[int, Signature]) -> list[Signature] |
       graph: the function.
       arguments: how its inputs lie, by value id; the others are whole.
     """
-    walk = _Walk(graph, {v: arguments.get(v, B) for v in graph.inputs})
+    walk = SplitWalk(graph, {v: arguments.get(v, B) for v in graph.inputs})
     if not all(map(walk.visit, graph.nodes)):
         return None
     return [walk.of(x) for x in graph.outputs]

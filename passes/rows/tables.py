@@ -23,6 +23,7 @@ from sbp.passes.program.trace import trace
 from sbp.passes.rows import rowwise
 from sbp.passes.rows.accumulated import stack_rows
 from sbp.passes.rows.branches import flat_branches
+from sbp.passes.rows.columns import ColumnStep, column_step
 from sbp.passes.rows.gradients import AddedRows, Gradients, NotByRows, is_same
 from sbp.passes.rows.lookups import Transfer
 from sbp.passes.rows.measures import RESULTS, measured
@@ -148,10 +149,11 @@ class _Scope:
         """
         addition, table = self.addition(node)
         parts = self.gradients.parts(node.inputs[0])
-        columns = _columns(node, [self.editor.operand(x) for x in node.inputs])
+        columns, across = _columns(node, [self.editor.operand(x) for x in node.inputs])
         params = {
             "update": node.params["update"],
             "columns": columns,
+            "across": across,
             "additive": _additive(node, [self.editor.operand(x) for x in node.inputs]),
             **_exchange(parts, transfer),
         }
@@ -251,8 +253,12 @@ def _exchange(parts: Sequence[AddedRows], transfer: Transfer) -> dict[str, Any]:
     }
 
 
-def _columns(node: Node, operands: Sequence[Value | Const]) -> tuple[Signature, ...] | None:
-    """How the state lies where the table is split by columns, or None if the step mixes columns.
+def _columns(
+    node: Node, operands: Sequence[Value | Const]
+) -> tuple[tuple[Signature, ...] | None, ColumnStep | None]:
+    """How the state lies where the table is split by columns, and the step there if it adds columns up.
+
+    No way for the state to lie if the step mixes columns otherwise.
 
     Arguments:
       operands: the gradient, the leaves of the state, and the parameter if it is given.
@@ -267,8 +273,14 @@ def _columns(node: Node, operands: Sequence[Value | Const]) -> tuple[Signature, 
         raise NotByRows("its update is not known to treat every row by itself")
     last = len(grad.shape) - 1
     across: list[Signature] = [Split(last) if x.shape == grad.shape else B for x in state]
-    ok = last > 0 and _apart(update, operands, [Split(last), *across, *[Split(last)] * params])
-    return tuple(across) if ok else None
+    lying = [Split(last), *across, *[Split(last)] * params]
+    if last == 0:
+        return None, None
+    if _apart(update, operands, lying):
+        return tuple(across), None
+    structs = [core.struct(x.shape, x.dtype) for x in operands]
+    step = column_step(update, trace(update, structs, {}).graph, lying) if last == 1 else None
+    return (None if step is None else tuple(across)), step
 
 
 def _additive(node: Node, operands: Sequence[Value | Const]) -> bool:

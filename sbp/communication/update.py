@@ -8,7 +8,7 @@ example of the exchange.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,17 @@ from sbp.compat.untyped import optimization_barrier
 from sbp.lazy import by_row
 
 Each = TypeVar("Each")
+
+
+class StepOnColumns(Protocol):
+    """An optimizer's step on some columns of rows, of which it adds up some numbers over devices."""
+
+    @property
+    def sums(self) -> int:
+        """How many numbers of each row."""
+
+    def __call__(self, ctx: Context, width: int, *args: jax.Array) -> list[jax.Array]:
+        """What is added to the rows, and their state; `width` is that of a whole row."""
 
 
 def parted(rest: Sequence[Each], lookups: int) -> tuple[Sequence[Each], Sequence[Each], Sequence[Each]]:
@@ -69,7 +80,7 @@ class _Step:
             for x, o, line in zip(state[1:], self.old, self.lines, strict=True)
         ]
         param = [self.rows_of(table, at)] if update.has_param or not adds else []
-        added, *new = update(grad, *here, *(param if update.has_param else []))
+        added, *new = self.stepped(grad, *here, *(param if update.has_param else []))
         # Rows that are left as they are have distinct numbers out of bounds: no two are ever written at once.
         beyond = np.int32(size) + lax.iota(np.int32, at.shape[0])
         written = jnp.where(self.touched(grad) & (at < size), at, beyond)
@@ -83,6 +94,13 @@ class _Step:
         table = table.at[written].add(added, **flags) if adds else put(table, param[0] + added)
         kept = [put(x, n) if line else n for x, n, line in zip(state[1:], new, self.lines, strict=True)]
         return [table, *kept]
+
+    def stepped(self, *args: jax.Array) -> list[jax.Array]:
+        """What is added to rows, and their state; arguments as of the optimizer's step."""
+        across: StepOnColumns | None = self.ctx.params["across"]
+        if across is None or not _column_axes(self.ctx):
+            return list(self.ctx.params["update"](*args))
+        return across(self.ctx, self.ctx.operands[0].shape[-1], *args)
 
     def add(self, state: Sequence[jax.Array], at: jax.Array, grad: jax.Array) -> list[jax.Array]:
         """Table and state with the steps of addends at rows `at`, which may occur more than once."""
@@ -286,8 +304,11 @@ def update_communication(ctx: Context) -> Iterable[Communication]:
         group, ahead = ctx.group(axes), legs(exchange)
         received = ahead[-1].received if ahead else exchange.keys
         flags = local[0] if copied and not gathers else received
-        wire_bytes = 2 * (group - 1) / group * 4 * flags
-        why = "a row is touched if any of its columns is; the columns are split over {axes}"
+        across: StepOnColumns | None = ctx.params["across"]
+        sums = 0 if across is None else across.sums * core.itemsize(dtype)
+        wire_bytes = 2 * (group - 1) / group * (4 + sums) * flags
+        also = ", and its step adds them up" if sums else ""
+        why = f"a row is touched if any of its columns is{also}; the columns are split over {{axes}}"
         yield Communication("all_reduce", axes, wire_bytes, first + n, why)
 
 

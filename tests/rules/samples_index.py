@@ -78,7 +78,6 @@ SAMPLES = [
     look_up(TABLE, MILD, "promise_in_bounds"),
     look_up(TABLE, MILD.astype(np.uint32), "promise_in_bounds", "-uint32", groups=(3,)),
     look_up(np.full((7, 3), np.nan, np.float32), MILD, "fill", "-nan", groups=(3,)),
-    look_up(TABLE, whole((0, 3), np.int32), "fill", groups=(2,)),
     index_of(lambda x, i: x[i], TABLE, ROWS, label="rows"),
     index_of(lambda x, i: x[:, i], TABLE, COLUMNS, label="columns", **THREE),
     index_of(lambda x, i, j: x[i, j], TABLE, ROWS, COLUMNS, label="pairs", pairs=4),

@@ -9,6 +9,8 @@ import numpy as np
 from jax.lax import GatherScatterMode
 
 from sbp.lazy import Update
+from sbp.passes.program.trace import trace
+from sbp.passes.rows.columns import column_step
 from sbp.rules.row_sums import sum_rows_p
 from sbp.rules.update import update_rows_p
 from sbp.signature import B, S
@@ -45,17 +47,23 @@ def update(
     leaves, tree = jax.tree.flatten(state)
     capacity, grouped = options.pop("capacity", None), options.pop("grouped", False)
     additive = options.pop("additive", False)
-    kind = "grouped-" if grouped else "additive-" if additive else ""
+    adds_up = options.pop("adds_up", False)
+    kind = "grouped-" if grouped else "additive-" if additive else "columns-" if adds_up else ""
     names = "-".join(str(m).rsplit(".")[-1] for m in modes)
     label = f"{step.__name__}-{len(ids)}-{capacity}-{kind}{options.get('groups', '')}{names}"
+
+    run, table = Update(step, tree, not additive), whole((10, 3))
+    lying = [S(1), *(columns or ()), S(1)]
+    across = column_step(run, trace(run, [table, *leaves, table], {}).graph, lying) if adds_up else None
 
     def fn(table: Any, *operands: Any) -> Any:
         return update_rows_p.bind(
             table,
             *operands,
-            update=Update(step, tree, not additive),
+            update=run,
             modes=tuple(modes),
             columns=columns,
+            across=across,
             additive=additive,
             grouped=grouped,
             capacity=capacity,
@@ -64,7 +72,7 @@ def update(
         )
 
     rows = [whole((*i.shape, 3), seed=k) for k, i in enumerate(ids)]
-    return sample("sbp_update_rows", fn, whole((10, 3)), *leaves, *ids, *rows, label=label, **options)
+    return sample("sbp_update_rows", fn, table, *leaves, *ids, *rows, label=label, **options)
 
 
 TOTALS = whole((10, 3), low=0)
@@ -76,6 +84,7 @@ SAMPLES = [
     update(plain, (), IDS, IDS[:, 0], modes=[CLIP, FILL], columns=(), additive=True, capacity=1),
     update(curved, (TOTALS, np.int32(1)), IDS, modes=[FILL], columns=(S(1), B), pairs=2),
     update(by_row, whole((10,), low=0), IDS, modes=[FILL], columns=None, capacity=2),
+    update(by_row, whole((10,), low=0), IDS, modes=[FILL], columns=(B,), adds_up=True, pairs=2),
     update(plain, (), IDS, IDS[:, 0], modes=[FILL, CLIP], columns=()),
     update(curved, (TOTALS, np.int32(1)), GROUPS, modes=[FILL], columns=(S(1), B), grouped=True),
     update(curved, (TOTALS, np.int32(1)), GROUPS, modes=[FILL], columns=(S(1), B), grouped=True, groups=(5,)),

@@ -14,7 +14,7 @@ import sbp
 from sbp import B, S, lazy
 from sbp.hardware.catalogue import BYTES_ONLY, Hardware, Link
 from sbp.passes.physical.program import Compute
-from sbp.runtime.embedding.optimizers import ftrl, rowwise_adagrad
+from sbp.runtime.embedding.optimizers import ftrl, rowwise_adagrad, rowwise_adam
 
 LINE = sbp.placement("cpu", shape=(8,))
 GRID = sbp.placement("cpu", shape=(2, 4))
@@ -344,3 +344,32 @@ def test_whole_tables_stay_on_their_devices(place: sbp.Placement) -> None:
     (update,) = updates(plan)
     assert not any("sbp_update_rows" in c.reason for c in plan.collectives)
     assert update.strategy.operands[0] == update.strategy.operands[-1] == tuple(axes)
+
+
+@pytest.mark.some(1)
+@pytest.mark.parametrize("place", [LINE, GRID], ids=str)
+@pytest.mark.parametrize("name", ["rowwise", "rowwise adam"])
+def test_a_row_wise_step_on_columns(name: str, place: sbp.Placement) -> None:
+    """Sums over a row are added up over the devices that have its columns, number by number."""
+    tx = sbp.rows({"rowwise": rowwise_adagrad(0.1), "rowwise adam": rowwise_adam(0.01, epsilon=1e-3)}[name])
+    lies, batch_lies = ([S(1)], [B]) if place is LINE else ([S(0), S(1)], [S(0), B])
+
+    def step(table: Any, state: Any, ids: Any) -> Any:
+        grad = jax.grad(lambda t: jnp.square(t[ids].sum(1) - 1).mean())(table)
+        added, state = tx.update(grad, state, table)
+        return optax.apply_updates(table, added), state
+
+    options = sbp.Options(check=True, hardware=DEAR)
+    in_sbp, out_sbp = (lies, sbp.AUTO, batch_lies), (lies, sbp.AUTO)
+    program = sbp.compile(step, place, in_sbp=in_sbp, out_sbp=out_sbp, options=options)
+    table = np.random.default_rng(0).normal(size=(ROWS, 16)).astype(np.float32)
+    one = many = jax.tree.map(np.asarray, (table, tx.init(table)))
+    plain = jax.jit(step)
+    for seed in range(2):
+        one, many = plain(*one, batch(seed)), jax.block_until_ready(program(*many, batch(seed)))
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(many), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+    plan = program.plan(*many, batch(0))
+    (found,) = updates(plan)
+    assert found.strategy.operands[0] == found.strategy.results[0] == tuple(lies)
+    assert table_sized(plan) == 0
