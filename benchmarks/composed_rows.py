@@ -27,6 +27,7 @@ import optax
 import sbp
 from sbp import B, S
 from sbp.passes.physical.program import Compute
+from sbp.runtime import embedding as em
 from sbp.runtime.embedding.optimizers import rowwise_adagrad
 
 DEVICES, WIDTH, BATCH, PARTS = 8, 32, 4096, 4
@@ -100,6 +101,46 @@ def in_stages(tx: Any) -> Callable[..., Any]:
     return step
 
 
+class Held:
+    """`em.accumulate` for the table, and Adam for the weight, as an optimizer of both."""
+
+    def init(self, params: Any) -> Any:
+        """The state of both."""
+        tables, held = self.accumulation(params)
+        weight = optax.MultiSteps(optax.adam(1e-3), PARTS).init(params["weight"])
+        return held.init(dict.fromkeys(tables.stacks, params["table"]), ids_of(jnp.zeros(BATCH, int))), weight
+
+    @staticmethod
+    def accumulation(params: Any) -> tuple[em.Collection, em.Accumulation]:
+        """The table as a collection, and what accumulates its gradients."""
+        table = em.TableConfig("table", *params["table"].shape, dtype=params["table"].dtype)
+        tables = em.Collection((em.FeatureConfig("id", table),), spread=False, multiple=DEVICES)
+        return tables, em.accumulate(tables, sbp.rows(rowwise_adagrad(0.05)), PARTS)
+
+
+def ids_of(ids: Any) -> dict[str, Any]:
+    """Ids as a collection takes them."""
+    return {"id": ids.astype(jnp.int32)}
+
+
+def holding(tx: Held) -> Callable[..., Any]:
+    """A step that holds ids and gradients, and takes those of four batches at once."""
+
+    def step(params: Any, state: Any, ids: Any) -> Any:
+        (tables, held), (table_state, weight_state) = tx.accumulation(params), state
+        stacks = dict.fromkeys(tables.stacks, params["table"])
+        mean = lambda vectors, weight: jnp.square(vectors["id"] @ weight - 1).mean()  # noqa: E731
+        vectors = tables(stacks, ids_of(ids))
+        value, (slopes, slope) = jax.value_and_grad(mean, (0, 1))(vectors, params["weight"])
+        stacks, table_state = held.update(stacks, table_state, ids_of(ids), slopes)
+        rest = optax.MultiSteps(optax.adam(1e-3), PARTS)
+        added, weight_state = rest.update(slope, weight_state, params["weight"])
+        (table,) = stacks.values()
+        return {"table": table, "weight": params["weight"] + added}, (table_state, weight_state), value
+
+    return step
+
+
 @dataclass(frozen=True)
 class Composed:
     """A step on rows with something around it.
@@ -124,6 +165,7 @@ CASES: Mapping[str, Composed] = {
     "if finite": Composed(lambda: optax.apply_if_finite(by_rows(), 3)),
     "four micro-batches": Composed(step=in_parts, batches=PARTS),
     "two stages": Composed(step=in_stages, batches=PARTS, place=WHOLE),
+    "accumulate": Composed(Held, holding),
     "MultiSteps": Composed(lambda: optax.MultiSteps(by_rows(), PARTS)),
 }
 

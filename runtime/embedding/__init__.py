@@ -7,6 +7,7 @@ In: features and tables. Out: a `Collection` with parameters, lookups and signat
 `sbp.embedding`.
 """
 
+from sbp.runtime.embedding.accumulation import Accumulation, AccumulationState, accumulate
 from sbp.runtime.embedding.admission import Admission
 from sbp.runtime.embedding.choice import Choice, TableChoice, choose
 from sbp.runtime.embedding.collection import Collection
@@ -32,6 +33,8 @@ from sbp.runtime.embedding.vocabulary import Assignment, Vocabulary, initial_row
 __all__ = [
     "COMBINERS",
     "NO_ID",
+    "Accumulation",
+    "AccumulationState",
     "Admission",
     "Assignment",
     "Bags",
@@ -55,6 +58,7 @@ __all__ = [
     "TableWise",
     "Uncompressed",
     "Vocabulary",
+    "accumulate",
     "check_ids",
     "choose",
     "export_table",

@@ -142,25 +142,27 @@ def test_every_table_that_goes_dense_is_named_at_once() -> None:
 
 
 def test_in_a_pipeline() -> None:
-    """Gradients of parts of the batch are added up, so the whole table is."""
+    """Each micro-batch gives rows; a penalty on the table gives all of them."""
     whole = sbp.placement("cpu", shape=(2, 2), axes=("stage", "data"))
     first, last = whole.split("stage")
     tx = sbp.rows(optax.sgd(0.1), dense="error")
 
-    def step(table: Any, state: Any, ids: Any) -> Any:
+    def step(table: Any, state: Any, ids: Any, penalty: bool) -> Any:
         def loss(table: Any, ids: Any) -> Any:
             with sbp.on(first):
                 x = table[ids]
             with sbp.on(last):
-                return jnp.square(x).mean()
+                return jnp.square(x).mean() + (jnp.square(table).sum() if penalty else 0.0)
 
         grad = sbp.microbatch(jax.grad(loss), 2, batch_args=1)(table, ids)
         added, state = tx.update(grad, state, table)
         return table + added, state
 
     table = np.ones((64, 4), np.float32)
-    call = lambda: sbp.compile(step, whole).plan(table, tx.init(table), np.zeros(16, np.int32))  # noqa: E731
-    assert kinds(call)[0][0] == "argument"
+    program = sbp.compile(step, whole, static_argnums=3)
+    args = table, tx.init(table), np.zeros(16, np.int32)
+    assert any("only the rows that were looked up" in note for note in program.plan(*args, False).notes)
+    assert kinds(lambda: program.plan(*args, True))[0][0] == "argument"
 
 
 MESSAGES: Messages = {
