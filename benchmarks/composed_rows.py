@@ -70,11 +70,15 @@ def scaled(tx: Any) -> Callable[..., Any]:
     return step
 
 
-def in_parts(tx: Any) -> Callable[..., Any]:
-    """In micro-batches, each as large as a batch of the plain step."""
+def in_parts(tx: Any, of: Callable[..., Any] = loss) -> Callable[..., Any]:
+    """In micro-batches, each as large as a batch of the plain step.
+
+    Arguments:
+      of: the loss.
+    """
 
     def step(params: Any, state: Any, ids: Any) -> Any:
-        part = sbp.microbatch(jax.value_and_grad(loss), PARTS, batch_args=1)
+        part = sbp.microbatch(jax.value_and_grad(of), PARTS, batch_args=1)
         value, grads = part(params, ids)
         added, state = tx.update(grads, state, params)
         return optax.apply_updates(params, added), state, value
@@ -92,13 +96,7 @@ def in_stages(tx: Any) -> Callable[..., Any]:
         with sbp.on(rest):
             return jnp.square(rows @ params["weight"] - 1).mean()
 
-    def step(params: Any, state: Any, ids: Any) -> Any:
-        part = sbp.microbatch(jax.value_and_grad(staged), PARTS, batch_args=1)
-        value, grads = part(params, ids)
-        added, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, added), state, value
-
-    return step
+    return in_parts(tx, staged)
 
 
 class Held:

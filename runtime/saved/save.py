@@ -113,7 +113,8 @@ def _of_whole(built: CompiledProgram) -> tuple[CompiledProgram, Programs]:
     ids = tuple(d.id for d in devices)
     serial = _must(serialised(compiled, devices, cache.found), built.plan.name)
     out = copy.copy(built)
-    out.__dict__["executable"] = compiled, ins, consts
+    out.reads_ahead = False  # what is saved is the program without
+    out.__dict__ |= {"executable": (compiled, ins, consts), "keys_ahead": None}
     return out, Programs({WHOLE: serial}, {id(compiled): (WHOLE, ids)})
 
 

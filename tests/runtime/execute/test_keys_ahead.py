@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -105,6 +106,16 @@ def test_another_batch_than_announced() -> None:
     with pytest.warns(UserWarning, match="announced another batch than the one that came"):
         found = trained(True, data, [other, data[2], data[3]])
     same(trained(False, data), found)
+
+
+def test_a_saved_program_does_not_read_ahead(tmp_path: Path) -> None:
+    data, path = batches(2), tmp_path / "step.sbpx"
+    usual = trained(True, data, data[1:])
+    program(True).save_executable(path, *begin(), data[0])
+    loaded, state = sbp.load_executable(path), begin()
+    for batch in data:
+        *state, _ = loaded(*state, batch)
+    same(usual[:-1], [*map(np.asarray, jax.tree.leaves(state))])
 
 
 def test_fit_announces() -> None:
