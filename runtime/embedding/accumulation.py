@@ -14,7 +14,7 @@ from jax import lax
 from sbp.compat.untyped import PyTree
 from sbp.errors import EmbeddingError
 from sbp.lazy import Optimizer
-from sbp.placement import Placement
+from sbp.placement import Placement, as_placement
 from sbp.runtime.embedding.collection import Collection
 from sbp.runtime.embedding.features import Bags
 from sbp.runtime.embedding.keys import NO_ID, problem
@@ -106,7 +106,10 @@ class Accumulation:
         return after, AccumulationState(batches, held, slopes, inner)
 
     def in_sbp(
-        self, placement: Placement, state: AccumulationState, axes: Sequence[str] | None = None
+        self,
+        placement: Placement | jax.sharding.Mesh,
+        state: AccumulationState,
+        axes: Sequence[str] | None = None,
     ) -> AccumulationState:
         """The signatures of a state: what is held is split as a batch is, over all axes.
 
@@ -114,6 +117,7 @@ class Accumulation:
           state: one, or its shapes.
           axes: as of `Collection.in_sbp`.
         """
+        placement = as_placement(placement, "in_sbp(placement)")
         whole, split = [B] * placement.ndim, [S(0)] * placement.ndim
         return AccumulationState(whole, split, split, self.tables.in_sbp(placement, axes, like=state.inner))
 

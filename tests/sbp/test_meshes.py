@@ -56,11 +56,18 @@ def begun(placement: Any) -> Any:
     }
 
 
+def held(placement: Any) -> Any:
+    tables, ids = embedding.Collection([TABLE]), {"day": jnp.zeros(8, jnp.int32)}
+    two = embedding.accumulate(tables, sbp.rows(optax.sgd(0.1)), 2)
+    return two.in_sbp(placement, two.init(tables.init(jax.random.key(0)), ids))
+
+
 TAKES: dict[str, Callable[[Any], Any]] = {
     "sbp.compile": compiled,
     "sbp.annotate": annotated,
     "sbp.on": staged,
     "sbp.embedding.choose": chosen,
+    "sbp.embedding.Accumulation.in_sbp": held,
     "sbp.embedding.Collection.in_sbp": signed,
     "sbp.embedding.Collection.init": begun,
     "sbp.embedding.Collection.places": lambda placement: embedding.Collection([TABLE]).places(placement),
