@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Protocol, Self, TypeAlias, TypeVar, cast
 
 import jax
 import numpy as np
@@ -82,15 +82,18 @@ class Batch:
 
     def between(self, start: int, stop: int) -> Batch:
         """The rows from `start` to `stop`."""
-        every = as_lists(self.keys) if isinstance(self.keys, tuple) else ()
-        cut = tuple(feature.between(start, stop) for feature in every)
-        return Batch(self.label[start:stop], self.dense[start:stop], cut or self.keys[start:stop])
+
+        def cut(keys: Any) -> Any:
+            return keys.between(start, stop) if isinstance(keys, Lists) else keys[start:stop]
+
+        keys = tuple(map(cut, self.keys)) if isinstance(self.keys, tuple) else cut(self.keys)
+        return Batch(self.label[start:stop], self.dense[start:stop], keys)
 
 
 def as_lists(keys: Keys | Rows) -> tuple[Lists, ...]:
     """Keys as one `Lists` for each feature; one-hot features become lists of one."""
     if isinstance(keys, tuple):
-        return tuple(feature for feature in keys if isinstance(feature, Lists))
+        return cast("tuple[Lists, ...]", keys)
     return tuple(Lists(column, np.arange(len(keys) + 1)) for column in np.ascontiguousarray(keys.T))
 
 

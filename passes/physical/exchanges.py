@@ -17,9 +17,9 @@ from sbp.passes.physical.program import (
     Physical,
     Step,
     Version,
-    asked,
     barrier_of,
-    lowered_together,
+    lowering_group,
+    prerequisites,
     writes,
 )
 from sbp.passes.program.graph import Const, Operand
@@ -45,7 +45,7 @@ def _joined(physical: Physical, steps: Sequence[Step], number: int) -> tuple[tup
         out.append(step)
     kinds = {i: kind for i, step in enumerate(out) if (kind := _kind(physical, step)) is not None}
     while (group := _group(out, kinds)) is not None:
-        out, kinds = group.together(out, kinds, number)
+        out, kinds = group.new_order(out, kinds, number)
         number += 1
     return tuple(out), number
 
@@ -82,7 +82,7 @@ class _Group:
     members: Sequence[int]
     before: Sequence[int]
 
-    def together(
+    def new_order(
         self, steps: Sequence[Step], kinds: dict[int, Hashable], number: int
     ) -> tuple[list[Step], dict[int, Hashable]]:
         """The steps in their new order, and the kinds of exchanges that are still by themselves."""
@@ -137,12 +137,12 @@ class _Order:
         for i, step in enumerate(steps):
             for version in writes(step):
                 self.makers.setdefault(version, []).append(i)
-        self.asked = [[i for v in asked(step) for i in self.makers.get(v, [])] for step in steps]
+        self.awaits = [[i for v in prerequisites(step) for i in self.makers.get(v, [])] for step in steps]
 
     def waits(self, some: Collection[int]) -> list[int]:
         """For which of some steps each waits, itself among them: the bits of a number."""
         found = list[int]()
-        for i, makers in enumerate(self.asked):
+        for i, makers in enumerate(self.awaits):
             bits = 1 << i if i in some else 0
             for j in makers:
                 bits |= found[j] if j < i else 0
@@ -158,16 +158,16 @@ class _Order:
         while ahead:
             for j in self.lowered_with(ahead.pop()):
                 step = self.steps[j]
-                if any(len(self.makers.get(v, [])) > 1 for v in (*asked(step), *writes(step))):
+                if any(len(self.makers.get(v, [])) > 1 for v in (*prerequisites(step), *writes(step))):
                     return None
-                new = {m for m in self.asked[j] if m >= first} - found
+                new = {m for m in self.awaits[j] if m >= first} - found
                 found |= new | ({j} - {i})
                 ahead += new
         return found
 
     def lowered_with(self, i: int) -> Iterator[int]:
         """The steps that a step is lowered with, itself among them."""
-        group = lowered_together(self.steps[i])
+        group = lowering_group(self.steps[i])
         if group is None:
             return iter((i,))
-        return (j for j, step in enumerate(self.steps) if lowered_together(step) == group)
+        return (j for j, step in enumerate(self.steps) if lowering_group(step) == group)

@@ -147,7 +147,7 @@ def barrier_of(step: Step | None) -> int:
     return step.node.barrier if isinstance(step, Compute) else -1
 
 
-def lowered_together(step: Step) -> tuple[str, int] | None:
+def lowering_group(step: Step) -> tuple[str, int] | None:
     """What steps next to each other are lowered with as one; None for a step by itself."""
     if barrier_of(step) >= 0:
         return "barrier", barrier_of(step)
@@ -193,7 +193,7 @@ def reads(step: Step) -> Sequence[Version]:
     return [(x, nd) for x, nd in entering if not isinstance(x, Const)] + closed
 
 
-def asked(step: Step) -> list[Version]:
+def prerequisites(step: Step) -> list[Version]:
     """The versions that must be there before a step begins."""
     after = step.after if isinstance(step, Box) else None
     return [*reads(step), *([] if after is None else [after])]

@@ -10,7 +10,16 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sbp.passes.physical.exchanges import ids_of, keys_of
-from sbp.passes.physical.program import Border, Compute, Physical, Step, Version, asked, barrier_of, writes
+from sbp.passes.physical.program import (
+    Border,
+    Compute,
+    Physical,
+    Step,
+    Version,
+    barrier_of,
+    prerequisites,
+    writes,
+)
 from sbp.passes.program.graph import Const, Operand
 from sbp.signature import NdSbp
 
@@ -39,12 +48,12 @@ def find_read_ahead(physical: Physical, arguments: int, donated: Collection[int]
       arguments: how many inputs are arguments; the others are arrays that the function closes over.
       donated: positions of arguments that the step replaces.
     """
-    made_from = _MadeFrom(physical, {*range(arguments)} - {*donated})
+    origins = _Origins(physical, {*range(arguments)} - {*donated})
     senders, steps, inputs = dict[Hashable, Compute](), set[int](), set[int]()
     for step in physical.steps:
         keys = keys_of(physical, step)
         if isinstance(step, Compute) and keys is not None and keys not in senders:
-            made = made_from.of([(x, step.strategy.operands[i]) for i, x in ids_of(step)])
+            made = origins.of([(x, step.strategy.operands[i]) for i, x in ids_of(step)])
             if made is not None:
                 senders[keys] = step
                 steps |= made[0]
@@ -53,7 +62,7 @@ def find_read_ahead(physical: Physical, arguments: int, donated: Collection[int]
     return ReadAhead(senders, some, tuple(sorted(inputs))) if senders and inputs else None
 
 
-class _MadeFrom:
+class _Origins:
     """What versions are made from.
 
     Arguments:
@@ -91,7 +100,7 @@ class _MadeFrom:
                 return None
             elif makers[0] not in steps:
                 steps.add(makers[0])
-                ahead += asked(self.steps[makers[0]])
+                ahead += prerequisites(self.steps[makers[0]])
         return steps, inputs
 
     def may_run_again(self, step: Step) -> bool:

@@ -20,7 +20,7 @@ from sbp.passes.physical.fusing import ShardSizes
 from sbp.passes.physical.kernels import Kernels, program_kernels
 from sbp.passes.physical.latency_hiding import by_place
 from sbp.passes.physical.order import known_places
-from sbp.passes.physical.program import Physical, Step, Version, asked, lowered_together, writes
+from sbp.passes.physical.program import Physical, Step, Version, lowering_group, prerequisites, writes
 from sbp.passes.physical.schedule_nodes import sent_together
 
 SECTION_UNITS = 12
@@ -101,7 +101,7 @@ class _Units:
         for i in range(len(self.steps)):
             if i and self._is_one(i):
                 self.units[-1].members.append(i)
-            elif k.runs(i) or lowered_together(self.steps[i]) is not None:
+            elif k.runs(i) or lowering_group(self.steps[i]) is not None:
                 self.units.append(_Unit([i]))
             else:
                 continue
@@ -110,14 +110,14 @@ class _Units:
         self.sources = list[list[Made]]()
         remade = list[tuple[Made, int]]()
         for i, step in enumerate(self.steps):
-            self.sources.append([(v, self.last.get(v, -1)) for v in asked(step)])
+            self.sources.append([(v, self.last.get(v, -1)) for v in prerequisites(step)])
             remade += [((v, self.last[v]), i) for v in writes(step) if v in self.last]
             self.last.update(dict.fromkeys(writes(step), i))
         self._link(remade)
 
     def _is_one(self, i: int) -> bool:
-        group = lowered_together(self.steps[i])
-        return group is not None and group == lowered_together(self.steps[i - 1])
+        group = lowering_group(self.steps[i])
+        return group is not None and group == lowering_group(self.steps[i - 1])
 
     def _link(self, remade: Sequence[tuple[Made, int]]) -> None:
         readers: dict[Made, list[int]] = {}

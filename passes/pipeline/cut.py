@@ -21,7 +21,7 @@ Words: docs/glossary.md.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sbp.passes.physical.program import Border, Box, Physical, Step, Version, lowered_together, reads, writes
+from sbp.passes.physical.program import Border, Box, Physical, Step, Version, lowering_group, reads, writes
 from sbp.passes.pipeline.slots import Cut, How, Piece, Read, Slot, SlotKind, Write
 from sbp.passes.pipeline.split import Subgraph
 from sbp.passes.program.control import Port, ports
@@ -325,7 +325,7 @@ def _unbucketed(draft: _Draft) -> _Draft:
     whole: list[Step] = []
     for i, s in enumerate(draft.steps):
         near = [draft.steps[j] for j in (i - 1, i + 1) if 0 <= j < len(draft.steps)]
-        beside = any(lowered_together(s) == lowered_together(other) for other in near)
+        beside = any(lowering_group(s) == lowering_group(other) for other in near)
         whole.append(s if isinstance(s, Border) or beside else replace(s, bucket=-1))
     return _Draft(draft.part, whole)
 

@@ -153,7 +153,7 @@ class _Scope:
         params = {
             "update": node.params["update"],
             "columns": columns,
-            "across": across,
+            "column_step": across,
             "additive": _additive(node, [self.editor.operand(x) for x in node.inputs]),
             **_exchange(parts, transfer),
         }
@@ -279,7 +279,7 @@ def _columns(
     if _apart(update, operands, lying):
         return tuple(across), None
     structs = [core.struct(x.shape, x.dtype) for x in operands]
-    step = column_step(update, trace(update, structs, {}).graph, lying) if last == 1 else None
+    step = column_step(update, trace(update, structs, {}).graph, lying)
     return (None if step is None else tuple(across)), step
 
 

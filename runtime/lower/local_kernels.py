@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from sbp.communication.joint import Sending, results_of, together
+from sbp.communication.joint import Sending, results_of, run_together
 from sbp.communication.protocol import Context
 from sbp.compat.untyped import DType, PyTree
 from sbp.errors import Problem, raise_all
@@ -70,7 +70,7 @@ def send_keys(ops: Iterable[LocalOp]) -> dict[Hashable, PyTree]:
     for op in ops:
         if op.keys is not None:
             some.setdefault(op.keys, op)
-    return dict(zip(some, together([op.sent() for op in some.values()]), strict=True))
+    return dict(zip(some, run_together([op.sent() for op in some.values()]), strict=True))
 
 
 def _result_problems(node: Node, ctx: Context, results: object, dtypes: Sequence[DType]) -> Iterator[Problem]:

@@ -23,7 +23,7 @@ from sbp.passes.program.graph import Source
 from sbp.runtime.call.arguments import weaken
 from sbp.runtime.lower.device import Device, Env, Shards
 from sbp.runtime.lower.key_counts import Counting, ExchangeReport
-from sbp.runtime.lower.read_ahead import received, sent_ahead
+from sbp.runtime.lower.read_ahead import received_keys, sent_ahead
 from sbp.signature import NdSbp
 
 DeviceMesh: TypeAlias = Mesh | AbstractMesh
@@ -94,7 +94,7 @@ def device_function(
         keys: Shards = ()
         if ahead is not None:
             sent, following = cast("tuple[PyTree, Shards]", shards[len(graph.inputs) :])
-            device = replace(device, sent=received(ahead, sent))
+            device = replace(device, sent=received_keys(ahead, sent))
             plain = Device(physical, coords, None, device.in_order, marks)
             keys = (sent_ahead(plain, ahead, env, following),)
         device.begin(list(zip(graph.inputs, physical.inputs, strict=True)), env)

@@ -18,7 +18,7 @@ from sbp.runtime.lower.device import Device, Env
 from sbp.runtime.lower.local_kernels import send_keys
 
 
-def received(ahead: ReadAhead, sent: Sequence[PyTree]) -> dict[Hashable, PyTree]:
+def received_keys(ahead: ReadAhead, sent: Sequence[PyTree]) -> dict[Hashable, PyTree]:
     """What came of the keys that the step before has sent, on this device."""
     return dict(zip(ahead.senders, jax.tree.map(lambda x: x[0], tuple(sent)), strict=True))
 

@@ -80,7 +80,7 @@ def _named_call(o: Operands) -> Text:
         rest = "".join(f", {literal(v, '', o.given)}" for _, v in call.args)
         return Text(f"{call.function}({o.args()}{rest})")
     if len(call.ops) > 1:
-        return Text(f"sbp.shards.together({', '.join(_shards_ops(o, call))})")
+        return Text(f"sbp.shards.run_together({', '.join(_shards_ops(o, call))})")
     ((name, ctx),) = call.ops
     params = "".join(f", {k}={literal(v, f'{name}_{k}', o.given)}" for k, v in ctx.params.items())
     only = "[0]" if ctx.primitive.multiple_results and len(o.eqn.outs) == 1 else ""

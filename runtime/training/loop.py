@@ -86,7 +86,7 @@ class Trainer:
         if batch is not None:
             self.step.read_ahead(*[None] * len(state), *batch)
 
-    def replaced(self, state: State, batch: tuple[PyTree, ...] | None) -> State:
+    def placed_state(self, state: State, batch: tuple[PyTree, ...] | None) -> State:
         """A state as the step wants it, beside a batch that is placed."""
         return state if batch is None else self.step.place(*state, *batch)[: len(state)]
 
@@ -97,7 +97,7 @@ class Trainer:
 
 
 @dataclass(frozen=True)
-class _Drawn:
+class _NextBatch:
     """The batch behind that of a step.
 
     Arguments:
@@ -249,7 +249,7 @@ class TrainingRun:
                 ahead = self._drawn_behind(number, state)
                 state, batch = ahead.state, ahead.batch
             else:
-                state, batch = self.trainer.replaced(state, ahead.batch), ahead.batch
+                state, batch = self.trainer.placed_state(state, ahead.batch), ahead.batch
             is_asked, is_due, kept = ahead.is_asked, ahead.is_due, ahead.kept
             if ahead.failed is not None:
                 return self._interrupted(state, number, found, ahead.failed, ahead.version)
@@ -266,7 +266,7 @@ class TrainingRun:
                 return state, number == self.every.steps
         return state, True
 
-    def _drawn_behind(self, number: int, state: State) -> _Drawn:
+    def _drawn_behind(self, number: int, state: State) -> _NextBatch:
         """The batch behind that of a step, with what is kept if the step is saved.
 
         Arguments:
@@ -276,7 +276,7 @@ class TrainingRun:
         is_asked = self.interrupt.is_asked()
         is_due = is_asked or number % self.every.save == 0 or number == self.every.steps
         kept = self.hooks.state() if is_due and self.runs is not None else {}
-        drawn = _Drawn(state, None, is_asked, is_due, kept, self.hooks.version)
+        drawn = _NextBatch(state, None, is_asked, is_due, kept, self.hooks.version)
         try:
             state, batch = self.trainer.placed(state, None if is_asked else self._drawn())
         except BatchInterruptedError as e:

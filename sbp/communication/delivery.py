@@ -22,7 +22,7 @@ from sbp.communication.exchange import (
     round_of_fitting_size,
     send_keys,
 )
-from sbp.communication.joint import Sending, alone
+from sbp.communication.joint import Sending, run_alone
 from sbp.communication.keys import NO_KEY, Buckets, bucketed, count_of, local_rows, ranked, take_rows
 from sbp.communication.legs import Exchange, Leg, exchange_axes, legs, split_by_outer
 from sbp.communication.protocol import Context
@@ -158,7 +158,7 @@ class _Delivery:
             sends, slots = buckets.slots(capacity, done, ends)
             message = buckets.message(slots, capacity)
             received = ctx.all_to_all(message, leg.axis).reshape(-1)
-            sums = alone(self.sent_sums(leg, capacity, slots, rows))
+            sums = run_alone(self.sent_sums(leg, capacity, slots, rows))
             state, inner = self.behind(ahead[1:], received, sums, state)
             done = done + jnp.sum(message != NO_KEY, axis=1, dtype=np.int32)
             return done, more, state, tally.after(sends, inner)

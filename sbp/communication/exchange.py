@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sbp.communication.joint import Sending, agreed, alone, to_owners
+from sbp.communication.joint import Sending, agreement, run_alone, to_owners
 from sbp.communication.keys import NO_KEY, Buckets, bucketed, count_of, local_rows, per_row, take_rows
 from sbp.communication.legs import Exchange, Leg, exchange_axes, legs
 from sbp.communication.protocol import Context
@@ -112,7 +112,7 @@ def send_keys(ctx: Context, exchange: Exchange, leg: Leg, keys: jax.Array) -> Se
         return SentKeys(buckets, sends, slots, received.reshape(-1), None)
     if not leg.alone:  # only a reduction reaches the devices along the axes of the other legs
         received = yield from to_owners(ctx, message, leg.axis)
-        fullest = yield from agreed(ctx, own_fullest, exchange_axes(exchange))
+        fullest = yield from agreement(ctx, own_fullest, exchange_axes(exchange))
         return SentKeys(buckets, sends, slots, received.reshape(-1), fullest)
     announced = jnp.broadcast_to(own_fullest, (leg.group, 1))
     got = yield from to_owners(ctx, jnp.concatenate([message, announced], axis=1), leg.axis)
@@ -185,7 +185,7 @@ def _along(
         done, rows, tally = state
         sends, slots = buckets.slots(capacity, done)
         received = ctx.all_to_all(buckets.message(slots, capacity), leg.axis).reshape(-1)
-        found, behind = alone(answer(received, capacity))
+        found, behind = run_alone(answer(received, capacity))
         some = take_rows(found, slots)
         tally = tally.after(sends, behind.rounds)
         return done + np.int32(capacity), jnp.where(per_row(sends, some), some, rows), tally

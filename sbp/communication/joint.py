@@ -46,7 +46,7 @@ def to_owners(ctx: Context, content: jax.Array, axis: int) -> Sending[jax.Array]
     return (yield Message(ctx, content, (axis,)))
 
 
-def agreed(ctx: Context, number: jax.Array, axes: Sequence[int]) -> Sending[jax.Array]:
+def agreement(ctx: Context, number: jax.Array, axes: Sequence[int]) -> Sending[jax.Array]:
     """The largest number of any device along `axes`."""
     return (yield Message(ctx, number, tuple(axes), agrees=True))
 
@@ -56,16 +56,16 @@ def results_of(
 ) -> list[Sequence[jax.Array]]:
     """What the bodies of some ops have returned: those that send are run together."""
     sending = [x for x in bodies if isinstance(x, Generator)]
-    found = iter(together(sending))
+    found = iter(run_together(sending))
     return [next(found) if isinstance(x, Generator) else x for x in bodies]
 
 
-def alone(body: Sending[Result]) -> Result:
+def run_alone(body: Sending[Result]) -> Result:
     """The result of a body that sends by itself."""
-    return together([body])[0]
+    return run_together([body])[0]
 
 
-def together(bodies: Sequence[Sending[Result]]) -> list[Result]:
+def run_together(bodies: Sequence[Sending[Result]]) -> list[Result]:
     """The results of bodies whose messages go as one: the first of each, then the second of each."""
     results: dict[int, Result] = {}
     came: dict[int, jax.Array | None] = dict.fromkeys(range(len(bodies)))

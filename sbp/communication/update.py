@@ -97,7 +97,7 @@ class _Step:
 
     def stepped(self, *args: jax.Array) -> list[jax.Array]:
         """What is added to rows, and their state; arguments as of the optimizer's step."""
-        across: StepOnColumns | None = self.ctx.params["across"]
+        across: StepOnColumns | None = self.ctx.params["column_step"]
         if across is None or not _column_axes(self.ctx):
             return list(self.ctx.params["update"](*args))
         return across(self.ctx, self.ctx.operands[0].shape[-1], *args)
@@ -304,7 +304,7 @@ def update_communication(ctx: Context) -> Iterable[Communication]:
         group, ahead = ctx.group(axes), legs(exchange)
         received = ahead[-1].received if ahead else exchange.keys
         flags = local[0] if copied and not gathers else received
-        across: StepOnColumns | None = ctx.params["across"]
+        across: StepOnColumns | None = ctx.params["column_step"]
         sums = 0 if across is None else across.sums * core.itemsize(dtype)
         wire_bytes = 2 * (group - 1) / group * (4 + sums) * flags
         also = ", and its step adds them up" if sums else ""

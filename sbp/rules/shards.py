@@ -76,7 +76,7 @@ def on_shards(
     >>> run(jnp.ones(8)).tolist()
     [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
     """
-    results = together(ShardsOp(name, operands, takes, gives, params))
+    results = run_together(ShardsOp(name, operands, takes, gives, params))
     return results if _primitive(_op_of(name)).multiple_results else results[0]
 
 
@@ -109,7 +109,7 @@ class ShardsOp:
         return rule.body(ctx, *self.operands)
 
 
-def together(*calls: ShardsOp) -> tuple[jax.Array, ...]:
+def run_together(*calls: ShardsOp) -> tuple[jax.Array, ...]:
     """Runs ops on the shards of one device; what they send at one time goes as one message.
 
     Arguments:

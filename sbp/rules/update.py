@@ -48,7 +48,7 @@ def update_rows(
     update: Update,
     modes: Sequence[Any],
     columns: Sequence[Signature] | None,
-    across: StepOnColumns | None,
+    column_step: StepOnColumns | None,
     additive: bool,
     grouped: bool,
     capacity: int | None,
@@ -63,7 +63,7 @@ def update_rows(
       update: the optimizer's step, an `sbp.lazy.Update`.
       modes: per lookup, what happens to ids that are out of bounds.
       columns: how the state lies where the table is split by columns; None where it may not be.
-      across: the step on columns, where that adds up over devices; None for `update`.
+      column_step: the step on columns, where that adds up over devices; None for `update`.
       additive: whether steps of addends of a gradient add up to the step of their sum.
       grouped: whether dim 0 of the ids counts equal parts of the table, and each has ids of its own part.
       capacity, wire_dtype, samples: of the exchange.
@@ -101,7 +101,7 @@ def _traffic(op: Op) -> float:
     flops=_flops,
     traffic=_traffic,
     ids=lambda params, n: parted(range(1, n), len(params["modes"]))[1],
-    functions=("update", "across"),
+    functions=("update", "column_step"),
     note="rows by a sparse exchange",
 )
 def rows(op: Op) -> list[Row]:

@@ -16,7 +16,7 @@ from sbp import view
 from sbp.communication.delivery import deliver_rows
 from sbp.communication.exchange import fetch_rows
 from sbp.communication.extents import extent
-from sbp.communication.joint import alone
+from sbp.communication.joint import run_alone
 from sbp.communication.keys import NO_KEY, ranked, rows_or_zeros
 from sbp.communication.legs import Exchange, default_capacity, legs
 from sbp.communication.protocol import Context
@@ -154,8 +154,8 @@ class Machine:
             "rounds": jnp.int32(0),
             "ordered": jnp.bool_(True),
         }
-        found = alone(fetch_rows(ctx, case.exchange, keys, serve))
-        return found, alone(deliver_rows(ctx, case.exchange, keys, rows, state, step))
+        found = run_alone(fetch_rows(ctx, case.exchange, keys, serve))
+        return found, run_alone(deliver_rows(ctx, case.exchange, keys, rows, state, step))
 
     def run(self, table: Array, keys: Array, rows: Array) -> tuple[Any, Any]:
         """Shards of what is found and of the state after delivery, by device."""

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from sbp.communication.joint import Sending, agreed, alone, to_owners, together
+from sbp.communication.joint import Sending, agreement, run_alone, run_together, to_owners
 from sbp.communication.protocol import Context
 from sbp.layout import Layout
 from sbp.signature import S
@@ -21,7 +21,7 @@ DEVICES = 4
 def three_messages(ctx: Context, x: jax.Array) -> Sending[jax.Array]:
     """There, an agreement, and back, with another shape."""
     there = yield from to_owners(ctx, x, 0)
-    most = yield from agreed(ctx, jnp.max(there), (0,))
+    most = yield from agreement(ctx, jnp.max(there), (0,))
     back = yield from to_owners(ctx, jnp.stack([there, there + most], axis=-1), 0)
     return back.sum()
 
@@ -71,8 +71,8 @@ def test_together_as_alone_in_fewer_messages() -> None:
     xs = [rng.integers(0, 99, s).astype(np.int32) for s in shapes[:-1]]
     xs.append(rng.integers(0, 99, shapes[-1]).astype(np.float32))
     by_itself, with_others = list[Any](), list[Any]()
-    apart = on_devices(lambda bodies: [alone(b) for b in bodies], by_itself)
-    joint = on_devices(together, with_others)
+    apart = on_devices(lambda bodies: [run_alone(b) for b in bodies], by_itself)
+    joint = on_devices(run_together, with_others)
     for a, b in zip(jax.jit(apart)(*xs), jax.jit(joint)(*xs), strict=True):
         np.testing.assert_array_equal(a, b)
     assert messages(apart, *xs) == {"all_to_all": 7, "pmax": 3}

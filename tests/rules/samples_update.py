@@ -63,7 +63,7 @@ def update(
             update=run,
             modes=tuple(modes),
             columns=columns,
-            across=across,
+            column_step=across,
             additive=additive,
             grouped=grouped,
             capacity=capacity,

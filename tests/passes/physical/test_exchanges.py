@@ -9,15 +9,13 @@ import pytest
 
 import sbp
 from sbp import S
-from sbp.hardware.catalogue import Hardware, Link
 from sbp.passes import spec
 from sbp.passes.physical.program import Border, Compute, Physical, Step
 from sbp.runtime.embedding.optimizers import rowwise_adagrad
+from tests.passes.rows.test_tables import DEAR
 
 ROWS, BATCH = 1 << 16, 4096
 WIDTHS = 4, 8, 16
-# Work and words are dear: what is split is neither gathered nor split otherwise.
-DEAR = Hardware("dear", ((8, 1e4),), 1e4, 1e12, 1e12, (Link(1 << 60, 1e4, 1e-9),), 1.0)
 
 
 def tables(*widths: int) -> Any:

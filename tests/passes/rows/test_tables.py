@@ -349,10 +349,12 @@ def test_whole_tables_stay_on_their_devices(place: sbp.Placement) -> None:
 @pytest.mark.some(1)
 @pytest.mark.parametrize("place", [LINE, GRID], ids=str)
 @pytest.mark.parametrize("name", ["rowwise", "rowwise adam"])
-def test_a_row_wise_step_on_columns(name: str, place: sbp.Placement) -> None:
+@pytest.mark.parametrize("width", [(16,), (3, 16)], ids=str)
+def test_a_row_wise_step_on_columns(name: str, place: sbp.Placement, width: tuple[int, ...]) -> None:
     """Sums over a row are added up over the devices that have its columns, number by number."""
     tx = sbp.rows({"rowwise": rowwise_adagrad(0.1), "rowwise adam": rowwise_adam(0.01, epsilon=1e-3)}[name])
-    lies, batch_lies = ([S(1)], [B]) if place is LINE else ([S(0), S(1)], [S(0), B])
+    last = S(len(width))
+    lies, batch_lies = ([last], [B]) if place is LINE else ([S(0), last], [S(0), B])
 
     def step(table: Any, state: Any, ids: Any) -> Any:
         grad = jax.grad(lambda t: jnp.square(t[ids].sum(1) - 1).mean())(table)
@@ -362,7 +364,7 @@ def test_a_row_wise_step_on_columns(name: str, place: sbp.Placement) -> None:
     options = sbp.Options(check=True, hardware=DEAR)
     in_sbp, out_sbp = (lies, sbp.AUTO, batch_lies), (lies, sbp.AUTO)
     program = sbp.compile(step, place, in_sbp=in_sbp, out_sbp=out_sbp, options=options)
-    table = np.random.default_rng(0).normal(size=(ROWS, 16)).astype(np.float32)
+    table = np.random.default_rng(0).normal(size=(ROWS, *width)).astype(np.float32)
     one = many = jax.tree.map(np.asarray, (table, tx.init(table)))
     plain = jax.jit(step)
     for seed in range(2):

@@ -11,15 +11,13 @@ import pytest
 import sbp
 from sbp import S
 from sbp.communication.legs import default_capacity
-from sbp.hardware.catalogue import Hardware, Link
 from sbp.options import ExchangeOptions
 from sbp.runtime.hlo.meter import read_compiled
+from tests.passes.rows.test_tables import DEAR
 
 HASTY: dict[str, Any] = {"xla_backend_optimization_level": 0}
 WIDTHS, ROWS, BATCH, DEVICES = (4, 8, 12, 16), 2048, 512, 8
 TX = sbp.rows(optax.adam(0.01, eps=1e-3))
-# Work and words are dear: what is split is neither gathered nor split otherwise.
-DEAR = Hardware("dear", ((8, 1e4),), 1e4, 1e12, 1e12, (Link(1 << 60, 1e4, 1e-9),), 1.0)
 
 
 def step(params: Any, state: Any, ids: Any) -> Any:

@@ -14,15 +14,13 @@ import pytest
 
 import sbp
 from sbp import S
-from sbp.hardware.catalogue import Hardware, Link
 from sbp.options import ExchangeOptions
 from sbp.passes.physical.program import Physical
 from sbp.passes.physical.read_ahead import ReadAhead, find_read_ahead
 from sbp.runtime.embedding.optimizers import rowwise_adagrad
 from sbp.runtime.hlo.meter import read_compiled
+from tests.passes.rows.test_tables import DEAR
 
-# Work and words are dear: what is split is neither gathered nor split otherwise.
-DEAR = Hardware("dear", ((8, 1e4),), 1e4, 1e12, 1e12, (Link(1 << 60, 1e4, 1e-9),), 1.0)
 WIDTHS, ROWS, BATCH = (4, 8), 1024, 256
 TX = sbp.rows(rowwise_adagrad(0.1))
 Step = Callable[..., Any]
