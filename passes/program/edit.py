@@ -17,6 +17,7 @@ class Editor:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.builder = Builder(graph.values)
+        self.builder.barriers = max((node.barrier for node in graph.walk()), default=0)
         self.instead: dict[int, Operand] = {}
 
     def operand(self, x: Operand) -> Value | Const:

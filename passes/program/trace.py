@@ -114,6 +114,9 @@ class Builder:
         """The results of one equation."""
         if is_passed(eqn):
             return inputs[-len(eqn.outvars) :]
+        if eqn.primitive.name == "cond" and isinstance(inputs[0], Const):
+            taken = eqn.params["branches"][int(np.asarray(inputs[0].value))]
+            return self.inline(*core.sub_jaxpr({"jaxpr": taken}, "jaxpr"), inputs[1:], source)
         meant = self.meant(eqn, inputs)
         if meant is not None:
             return self.inline(*core.sub_jaxpr({"jaxpr": meant}, "jaxpr"), inputs, source)

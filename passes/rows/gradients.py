@@ -69,7 +69,10 @@ class Gradients:
         """
         node = None if isinstance(grad, Const) else self.maker.get(grad)
         if node is None:
-            raise NotByRows("its gradient comes from outside")
+            raise NotByRows(
+                "its gradient is a table: an argument, a sum that the program keeps, or made outside of a "
+                "loop or branch"
+            )
         if is_same(node):
             return self.parts(node.inputs[0])
         if node.op in ("add_any", "add"):

@@ -23,14 +23,18 @@ from sbp.passes.program.trace import trace
 from sbp.passes.rows import rowwise
 from sbp.passes.rows.accumulated import stack_rows
 from sbp.passes.rows.branches import flat_branches
+from sbp.passes.rows.choices import branch_on_flags
 from sbp.passes.rows.columns import ColumnStep, column_step
 from sbp.passes.rows.gradients import AddedRows, Gradients, NotByRows, is_same
+from sbp.passes.rows.kept_sums import add_rows_to_sums, is_sum
 from sbp.passes.rows.lookups import Transfer
 from sbp.passes.rows.measures import RESULTS, measured
 from sbp.rules.row_sums import sum_rows_p
 from sbp.rules.update import update_rows_p
 from sbp.signature import B, Signature, Split
 from sbp.text.units import bytes_text
+
+BY_ROWS = "only the rows that were looked up are updated"
 
 
 def train_rows(
@@ -47,7 +51,7 @@ def train_rows(
     """
     if not any(node.op == lazy.NAME for node in graph.walk()):
         return graph, ()
-    graph = rows_of_loops(graph)
+    graph = branch_on_flags(add_rows_to_sums(rows_of_loops(graph)), strict=strict)
     names = dict(zip(graph.inputs, in_paths, strict=False))
     pass_ = _Pass(Editor(graph), transfer, [], [], names, strict)
     nodes = pass_.rewritten(graph.nodes, graph.outputs)
@@ -73,21 +77,26 @@ class _Pass:
     names: Mapping[int, str]
     strict: bool
 
-    def rewritten(self, nodes: Sequence[Node], outputs: Sequence[Operand]) -> list[Node]:
+    def rewritten(
+        self, nodes: Sequence[Node], outputs: Sequence[Operand], how_often: str = "in each step"
+    ) -> list[Node]:
         """The ops of one body with its lazy optimizers replaced, and what is measured of their gradients."""
         scope = _Scope(self.editor, nodes, outputs, self.strict)
-        steps = {node.id: self.replaced(scope, node) for node in nodes if node.op == lazy.NAME}
+        steps = {node.id: self.replaced(scope, node, how_often) for node in nodes if node.op == lazy.NAME}
         out: list[Node] = []
         for node in nodes:
             made = steps.get(node.id) or scope.measured(node, self.transfer)
             if made is not None:
                 out += made
                 continue
-            bodies = tuple(replace(b, nodes=tuple(self.rewritten(b.nodes, b.outputs))) for b in node.bodies)
+            inside = "where the branch is taken" if node.op == "cond" else how_often
+            bodies = tuple(
+                replace(b, nodes=tuple(self.rewritten(b.nodes, b.outputs, inside))) for b in node.bodies
+            )
             out.append(replace(node, bodies=bodies))
         return [node for node in out if node.id not in scope.gone]
 
-    def replaced(self, scope: _Scope, node: Node) -> list[Node]:
+    def replaced(self, scope: _Scope, node: Node, how_often: str) -> list[Node]:
         """The ops in place of a lazy optimizer."""
         at = f"sbp.rows at {node.source}"
         try:
@@ -96,9 +105,10 @@ class _Pass:
             if node.params["update"].strict:
                 self.problems.append(_dense(at, scope.named(node, self.names), str(why)))
             size = bytes_text(scope.written_bytes(node))
-            self.notes.append(f"{at}: {lazy.WHOLE}, {size} with its state in each step, since {why}")
+            self.notes.append(f"{at}: {lazy.WHOLE}, {size} with its state {how_often}, since {why}")
             return scope.whole(node)
-        self.notes.append(f"{at}: only the rows that were looked up are updated")
+        done = "rows are added to a sum that is kept" if is_sum(node) else BY_ROWS
+        self.notes.append(f"{at}: {done}")
         return made
 
 

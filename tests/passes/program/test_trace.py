@@ -82,6 +82,11 @@ def test_calls_are_inlined() -> None:
     assert not found & {"jit", "pjit", "custom_jvp_call", "custom_vjp_call", "closed_call"}
 
 
+def test_a_branch_that_is_known_is_inlined() -> None:
+    traced = trace(lambda x: lax.cond(jnp.array(True), jnp.negative, jnp.sin, x), [X], {})
+    assert ops(traced) == ["neg"]
+
+
 def test_a_checkpoint_stays_one_barrier_before_its_recomputation() -> None:
     traced = trace(FUNCTIONS["checkpoint"], [X], {})
     held = [n for n in traced.graph.nodes if n.barrier >= 0]
