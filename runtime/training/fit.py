@@ -78,7 +78,8 @@ def fit(
     Arguments:
       step: `step(*state, batch) -> (*state, metrics)`, where metrics is a number or a dict of numbers. If the
         step has more parameters than the state and one batch, a batch is a tuple: `*batch`.
-      state: the first state: parameters, optimizer's state, keys and so on, as a tuple.
+      state: the first state: parameters, optimizer's state, keys and so on, as a tuple. What the step donates
+        of it is freed, also where the run continues from a saved state.
       batches: a function from the number of the step to a batch; or an iterable of batches, of which a
         continued run skips the first; or an object with a method `batches_from(step)`, a context manager
         of the batches after that step, which is left when the loop ends. Batches that have the step's

@@ -68,6 +68,17 @@ class Trainer:
         self.step.plan(*state, *self.arguments(batch))
         return self.step.abstract_args[: len(state)]
 
+    def release(self, state: State, like: PyTree) -> None:
+        """Frees the arrays that the first step would have been given with their memory.
+
+        Arguments:
+          like: the state as the step wants it.
+        """
+        for k in self.step.parameters.donate.positions(len(state) + self.takes) & set(range(len(state))):
+            for own, wanted in zip(jax.tree.leaves(state[k]), jax.tree.leaves(like[k]), strict=True):
+                if isinstance(own, jax.Array) and own.sharding.is_equivalent_to(wanted.sharding, own.ndim):
+                    own.delete()
+
     def placed(self, state: State, batch: PyTree) -> tuple[State, tuple[PyTree, ...] | None]:
         """The state, and what a step is given behind it, as the step wants them; no batch stays none."""
         if batch is None:
@@ -185,6 +196,8 @@ class TrainingRun:
             return state
         batch = self._peeked(last) if last < self.every.steps else None
         self._like = self.trainer.like(state, batch)
+        if batch is not None:
+            self.trainer.release(state, self._like)  # or this run would hold two states while it restores
         return self._restored(self._like)
 
     def _peeked(self, step: int) -> PyTree | None:

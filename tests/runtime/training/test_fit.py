@@ -255,3 +255,15 @@ def scalars(file: Path) -> list[tuple[str, int, float]]:
         found += [(v.tag, event.step, v.simple_value) for v in event.summary.value]
         data = data[16 + size :]
     return found
+
+
+def test_a_run_that_goes_on_frees_its_first_state(tmp_path: Path) -> None:
+    """What the step donates, where it lies as the step wants it; the rest is the caller's."""
+    step = cases.step_of(cases.mlp, OPTIMIZER)
+    line = sbp.placement("cpu", shape=(8,))
+    donating = sbp.compile(step, line, in_sbp=([sbp.B], [sbp.B], [S(0)]), donate_argnums=0)
+    first = sbp.fit(donating, start(), cases.batch_of, steps=1, checkpoint=tmp_path)
+    held = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), start(), tuple(first.state))
+    done = sbp.fit(donating, held, cases.batch_of, steps=2, checkpoint=tmp_path)
+    assert [all(x.is_deleted() for x in jax.tree.leaves(part)) for part in held] == [True, False]
+    assert done.start_step == 1 and not any(x.is_deleted() for x in jax.tree.leaves(done.state))
