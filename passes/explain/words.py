@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from sbp.passes.explain.plan import Collective, PlanData, together
 from sbp.passes.schedule.spans import Timeline
-from sbp.signature import NdSbp, format_sbp
 from sbp.text.units import bytes_text, seconds_text
 
 # What a tool may show at once before it groups.
 MAX_ROWS = 24
-_KEY = re.compile(r"\[(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\]]*)\]|\.[^.\[]+|[^.\[]+")
-_WORDS = re.compile(r"\w+ ")
 LEAST_WAIT = 0.005
 """Of the time in a loop: less is not said to be for the slowest placement."""
 MOST_PLACES = 4
@@ -262,131 +257,3 @@ def time_text(plan: PlanData) -> str:
         f"{seconds_text(plan.step_seconds)} per step with overlap, estimated "
         f"({seconds_text(plan.exposed_seconds)} of communication exposed); {serial} one thing after the other"
     )
-
-
-@dataclass
-class _Tree:
-    """Leaves by the keys of their paths; `whole` counts those that the program has, here or not."""
-
-    path: str
-    whole: Counter[str]
-    children: dict[str, _Tree] = field(default_factory=dict)
-    signature: NdSbp | None = None
-
-    def child(self, key: str) -> _Tree:
-        return self.children.setdefault(key, _Tree(self.path + key, self.whole))
-
-
-Lines = tuple[tuple[str, NdSbp, int], ...]
-"""What is left of some leaves once equal ones are one line: (path, signature, how many)."""
-
-
-def collapse(
-    paths: Sequence[str], sbps: Sequence[NdSbp], every: Sequence[str] = ()
-) -> list[tuple[str, NdSbp, int]]:
-    """Signatures at rest, a line for all neighbours that lie alike; layers that lie alike become `[*]`.
-
-    Arguments:
-      every: the paths that the program has, if `paths` are only some of them: `params` then means all of it.
-
-    >>> from sbp.signature import parse_sbp
-    >>> s, b = parse_sbp("S(0)"), parse_sbp("B")
-    >>> collapse(["p[0]['w']", "p[0]['b']", "p[1]['w']", "p[1]['b']", "x"], [s, b, s, b, s])
-    [("p[*]['w']", (S(0),), 2), ("p[*]['b']", (B,), 2), ('x', (S(0),), 1)]
-    """
-    whole: Counter[str] = Counter()
-    for path in every or paths:
-        keys = _keys(path)
-        whole.update("".join(keys[: i + 1]) for i in range(len(keys)))
-    root = _Tree("", whole)
-    for path, nd in zip(paths, sbps, strict=True):
-        at = root
-        for key in _keys(path):
-            at = at.child(key)
-        at.signature = nd
-    return [line for key, child in root.children.items() for line in _prefixed(key, _lines(child))]
-
-
-def _keys(path: str) -> list[str]:
-    """The keys of a path; the words for a tensor of another placement are no path.
-
-    >>> _keys("p['l'][0].w"), _keys("from stage 0: tanh, mlp.py:3")
-    (['p', "['l']", '[0]', '.w'], ['from stage 0: tanh, mlp.py:3'])
-    """
-    return [path] if _WORDS.match(path) else _KEY.findall(path) or [path]
-
-
-def _lines(tree: _Tree) -> Lines:
-    if tree.signature is not None:
-        return (("", tree.signature, 1),)
-    groups: dict[Lines, list[str]] = {}
-    for key, child in tree.children.items():
-        groups.setdefault(_lines(child), []).append(key)
-    n = sum(k * len(keys) for lines, keys in groups.items() for _, _, k in lines)
-    complete = n == tree.whole[tree.path]
-    if (
-        complete
-        and len({(path, nd) for lines in groups for path, nd, _ in lines}) == 1
-        and next(iter(groups))[0][0] == ""
-    ):
-        return (("", next(iter(groups))[0][1], n),)
-    whole = complete and len(groups) == 1
-    return tuple(
-        (path, nd, n * len(keys))
-        for lines, keys in groups.items()
-        for path, nd, n in _prefixed(_label(keys, whole), lines)
-    )
-
-
-def _prefixed(key: str, lines: Lines) -> Iterator[tuple[str, NdSbp, int]]:
-    return ((key + path, nd, n) for path, nd, n in lines)
-
-
-def _label(keys: Sequence[str], whole: bool) -> str:
-    """One key for several that lie alike."""
-    if len(keys) == 1:
-        return keys[0]
-    if whole and all(re.fullmatch(r"\[\d+\]", k) for k in keys):
-        return "[*]"
-    inner = [k.strip("[].") for k in keys]
-    listed = "|".join(inner) if len(inner) <= 4 else "|".join(inner[:3]) + f"|{len(inner) - 3} more"
-    return f".{{{listed}}}" if keys[0].startswith(".") else f"[{listed}]"
-
-
-def rest_lines(
-    plan: PlanData, whole: PlanData | None = None
-) -> tuple[list[tuple[str, str, str]], list[tuple[str, str, str]]]:
-    """Signatures of arguments and of results: (path, signature, a remark on how many leaves).
-
-    A result that lies as an argument with the same leaves is one line, `as params`.
-
-    Arguments:
-      whole: the plan of the program that this one is of a placement of; `params` then means all of it.
-    """
-    every = plan if whole is None else whole
-    ins = collapse(plan.in_paths, plan.in_sbp, every.in_paths)
-    outs = collapse(plan.out_paths, plan.out_sbp, every.out_paths)
-    arguments = {lines: name for name, lines in _by_head(ins, 1).items() if len(lines) > 1}
-    results = _by_head(outs, 1)
-    if results.keys() == {"result"} and results["result"] not in arguments:
-        results = _by_head(outs, 2)
-    after: list[tuple[str, str, str]] = []
-    for name, lines in results.items():
-        if lines in arguments:
-            after.append((name, f"as {arguments[lines]}", _leaves(sum(n for _, _, n in lines))))
-        else:
-            after += [(name + path, format_sbp(nd), _leaves(n)) for path, nd, n in lines]
-    return [(path, format_sbp(nd), _leaves(n)) for path, nd, n in ins], after
-
-
-def _leaves(n: int) -> str:
-    return f"{n} leaves" if n > 1 else ""
-
-
-def _by_head(lines: Sequence[tuple[str, NdSbp, int]], keys: int) -> dict[str, Lines]:
-    """Lines by the first keys of their paths."""
-    out: dict[str, Lines] = {}
-    for path, nd, n in lines:
-        head = "".join(_keys(path)[:keys])
-        out[head] = (*out.get(head, ()), (path[len(head) :], nd, n))
-    return out

@@ -4,7 +4,8 @@ from collections.abc import Callable, Hashable, Mapping
 from types import MappingProxyType
 
 from sbp.passes.explain.plan import Collective, PlanData
-from sbp.passes.explain.words import collapse, kind_text, over_text, tensor_text, verdict_text
+from sbp.passes.explain.rest_lines import collapse
+from sbp.passes.explain.words import kind_text, over_text, tensor_text, verdict_text
 from sbp.passes.program.names import without_indices
 from sbp.passes.render.line_matching import lines_of, same_lines
 from sbp.signature import format_sbp

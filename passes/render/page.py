@@ -4,13 +4,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from html import escape
 
 from sbp.passes.explain.plan import PlanData
+from sbp.passes.explain.rest_lines import rest_lines
 from sbp.passes.explain.words import (
     MAX_ROWS,
     TableRow,
     kind_text,
     misfit_text,
     over_text,
-    rest_lines,
     rest_text,
     rows,
     tensor_text,
@@ -18,7 +18,7 @@ from sbp.passes.explain.words import (
 )
 from sbp.passes.render import stage_tables, text
 from sbp.passes.render.colours import mark_of
-from sbp.passes.render.stage_tables import own_signatures, place_heading, send_rows, stage_rows
+from sbp.passes.render.stage_tables import place_heading, send_rows, stage_rows
 from sbp.passes.render.svg import plan_svg
 from sbp.passes.render.timeline import estimated, timeline_svg
 from sbp.signature import format_sbp
@@ -80,7 +80,7 @@ def _place(plan: PlanData, place: int) -> list[str]:
     """One placement: its collectives, its picture, its arguments and results."""
     p = plan.stages[place]
     drawn = [picture(plan_svg(p))] if p.has_program else []
-    return [*table(p), *drawn, *signatures(own_signatures(p), plan)]
+    return [*table(p), *drawn, *signatures(p, plan)]
 
 
 def short(body: Iterable[str]) -> str:

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.explain.words import rest_lines
-from sbp.passes.render.stage_tables import own_signatures
+from sbp.passes.explain.rest_lines import rest_lines
 from sbp.text.units import bytes_text
 
 
@@ -47,6 +46,6 @@ def _level(plan: PlanData, axis: int) -> str:
 
 def _at_rest(plan: PlanData, whole: PlanData) -> Mapping[str, list[Any]]:
     """Arguments, and results that do not lie as these; not what other placements send or get."""
-    ins, outs = rest_lines(own_signatures(plan), whole)
+    ins, outs = rest_lines(plan, whole)
     lines = [*ins, *(line for line in outs if not line[1].startswith("as "))]
     return {name: [line[k] for line in lines] for k, name in enumerate(("path", "sbp", "leaves"))}

@@ -1,7 +1,6 @@
 """The tables of a program with stages: its stages, and the transfers between its placements."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from sbp.passes.explain.plan import Collective, PlanData, together
 from sbp.passes.explain.words import over_text, tensor_text
@@ -119,16 +118,3 @@ def place_heading(plan: PlanData, place: int) -> str:
     stages = [str(i) for i, s in enumerate(plan.figures) if s.place == place]
     lives = f", stage{'s' * (len(stages) > 1)} {' and '.join(stages)}" if stages else ""
     return f"placement {place}: {plan.stages[place].placement}{lives}"
-
-
-def own_signatures(plan: PlanData) -> PlanData:
-    """A placement's plan with the program's arguments and results only, without transfers."""
-    ins = [(p, nd) for p, nd in zip(plan.in_paths, plan.in_sbp, strict=True) if not p.startswith("from ")]
-    outs = [(p, nd) for p, nd in zip(plan.out_paths, plan.out_sbp, strict=True) if not p.startswith("to ")]
-    return replace(
-        plan,
-        in_paths=tuple(p for p, _ in ins),
-        in_sbp=tuple(nd for _, nd in ins),
-        out_paths=tuple(p for p, _ in outs),
-        out_sbp=tuple(nd for _, nd in outs),
-    )

@@ -13,13 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from sbp.passes.explain.plan import PlanData
+from sbp.passes.explain.rest_lines import rest_lines
 from sbp.passes.explain.words import (
     MAX_ROWS,
     TableRow,
     kind_text,
     misfit_text,
     over_text,
-    rest_lines,
     rest_text,
     rows,
     share_text,
@@ -27,7 +27,7 @@ from sbp.passes.explain.words import (
     totals,
     verdict_text,
 )
-from sbp.passes.render.stage_tables import columns, own_signatures, place_heading, send_rows, stage_rows
+from sbp.passes.render.stage_tables import columns, place_heading, send_rows, stage_rows
 from sbp.passes.render.terminal import MAX_WIDTH, drawn, fitted, terminal_width
 from sbp.signature import format_sbp
 from sbp.text.units import bytes_text, seconds_text
@@ -99,7 +99,7 @@ def _places(plan: PlanData, width: int | None, how: Shown) -> Iterator[str]:
 
 def _place_text(plan: PlanData, place: int, width: int | None, how: Shown) -> str:
     """The collectives of one placement, and its figures."""
-    p = own_signatures(plan.stages[place])
+    p = plan.stages[place]
     moving = sum(c.seconds for c in p.collectives)
     per_step = f"{sum(c.count for c in p.collectives)} per step"
     exposed = f" ({seconds_text(p.exposed_seconds)} exposed)" if p.overlaps else ""
@@ -162,8 +162,8 @@ def totals_lines(figures: Sequence[tuple[str, str]]) -> list[str]:
 def signature_lines(plan: PlanData, whole: PlanData | None = None) -> list[str]:
     """Signatures of arguments and results at rest; `whole` as of `rest_lines`."""
     ins, outs = rest_lines(plan, whole)
-    titled = (("arguments", ins), ("results", outs))
-    return [x for title, lines in titled if lines for x in ("", f"{title} at rest", *_aligned(lines))]
+    titled = (("arguments at rest, on each device", ins), ("results at rest", outs))
+    return [x for title, lines in titled if lines for x in ("", title, *_aligned(lines))]
 
 
 def note_lines(plan: PlanData) -> list[str]:

@@ -185,7 +185,10 @@ class _Delivery:
 def _summed(rows: jax.Array, at: jax.Array, count: int) -> jax.Array:
     """The sums [count, ...] of rows [n, ...] by number `at`, [n]; those at `count` are dropped."""
     wide = rows.dtype if may_add_one_by_one(rows.dtype) else np.dtype(np.float32)
-    sums = jnp.zeros((count, *rows.shape[1:]), wide)
+    # XLA would make zeros once for all sums that begin with them, and copy them for each; these it does not
+    # know to be zeros. No number is below zero.
+    zero = jnp.minimum(at[:1], 0).sum().astype(wide)
+    sums = jnp.full((count, *rows.shape[1:]), zero)
     sums = sums.at[at].add(rows.astype(wide), mode="drop", wrap_negative_indices=False)
     return sums.astype(rows.dtype)
 

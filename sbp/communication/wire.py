@@ -95,8 +95,7 @@ def fetch_held(exchange: Exchange, row_bytes: float) -> float:
 def deliver_held(exchange: Exchange, row_bytes: float, additive: bool = False) -> float:
     """Bytes of rows that a device holds in `deliver_rows` beside the state and the rows that it is given.
 
-    What it sends and what it has received; where it sums up both, also the sums of what it has received, and
-    the zeros that both sums begin with: XLA computes these once, and each addition in place has a copy. What
+    What it sends and what it has received; where it sums up both, also the sums of what it has received. What
     came along an earlier leg stays.
 
     Arguments:
@@ -105,7 +104,7 @@ def deliver_held(exchange: Exchange, row_bytes: float, additive: bool = False) -
     ahead = legs(exchange)
     if not ahead:
         return 0.0 if additive else row_bytes * exchange.keys
-    last = 2 if additive else 4
+    last = 2 if additive else 3
     return sum(row_bytes * leg.received * (last if leg.last else 1) for leg in ahead)
 
 

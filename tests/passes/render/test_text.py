@@ -6,20 +6,18 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import sbp
 from sbp import B, S
 from sbp.hardware.catalogue import hardware_for
 from sbp.passes.explain.plan import Collective
-from sbp.passes.explain.words import MAX_ROWS, collapse, rows
+from sbp.passes.explain.words import MAX_ROWS, rows
 from sbp.passes.face import Plan
 from sbp.passes.program.names import Names
 from sbp.passes.render.diff import diff_text
 from sbp.passes.render.page import plan_html
 from sbp.passes.render.text import MAX_WIDTH, plan_text
-from sbp.signature import parse_sbp
 from sbp.text.units import bytes_text, seconds_text
 
 
@@ -150,24 +148,6 @@ def test_merged_rows_speak_for_layers(plan: Plan) -> None:
     ((one, n),) = replace(plan, collectives=layers).merged()
     assert (one.tensor, one.reason, n) == ("p['l'][*]['w']", "as p['l'][*]['w'] is", 3)
     assert one.wire_bytes == 3 * c.wire_bytes and one.count == 3 * c.count
-
-
-def test_collapse_keeps_every_leaf() -> None:
-    rng = np.random.default_rng(0)
-    kinds = [parse_sbp(t) for t in ("[B, B]", "[S(0), B]", "[B, S(1)]")]
-    for _ in range(50):
-        paths = [f"p['l'][{i}]['{k}']" for i in range(3) for k in "abc"] + ["p['e']", "x", "s[0].mu['a']"]
-        sbps = [kinds[i] for i in rng.integers(0, 3, len(paths))]
-        lines = collapse(paths, sbps)
-        assert sum(n for _, _, n in lines) == len(paths)
-        for nd in kinds:
-            assert sum(n for _, s, n in lines if s == nd) == sbps.count(nd)
-
-
-def test_collapse_of_a_part_names_the_part() -> None:
-    b = parse_sbp("[B]")
-    assert collapse(["p['a']", "p['b']"], [b, b]) == [("p", b, 2)]
-    assert collapse(["p['a']"], [b], ["p['a']", "p['b']"]) == [("p['a']", b, 1)]
 
 
 def test_names_of_gradients_through_an_optimizer() -> None:
