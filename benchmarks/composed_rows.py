@@ -6,9 +6,9 @@
 A table over eight devices of the CPU, row-wise Adagrad for it, and Adam for a dense weight. Every step is
 timed beside the plain one, in turns in one run; a step of four micro-batches is beside four plain steps, and
 `MultiSteps` takes a step in one of four.
-`memory` is that of a device by XLA, in parts of the plain step's; of stages it is the plan's. `sparse` says
-that no tensor of the size of the table is made. `--check` compares ten steps in 64 bits with those of one
-device.
+`memory` is that of a device by XLA, in parts of the plain step's; of stages it is the plan's, in parts of
+that of a plain step on as many devices as a stage has. `sparse` says that no tensor of the size of the table
+is made. `--check` compares ten steps in 64 bits with those of one device.
 """
 
 from __future__ import annotations
@@ -262,7 +262,9 @@ def main() -> None:
             run.turn()
             plain.turn()
         own, other = run.step_seconds, plain.step_seconds
-        part, more = own / (CASES[name].batches * other), run.memory_bytes / plain.memory_bytes
+        alone = run.plan.placement if not run.plan.stages else run.plan.stages[0].placement
+        beside = Run(Composed(place=alone), asked.rows)
+        part, more = own / (CASES[name].batches * other), run.memory_bytes / beside.memory_bytes
         sparse = "yes" if run.sparse else "no"
         print(f"| {name} | {own * 1e3:.2f} | {part:.2f} | {more:.2f} | {sparse} |", flush=True)
     print(f"\nplain: {other * 1e3:.2f} ms, {plain.memory_bytes / 1e6:.1f} MB a device")
