@@ -15,6 +15,7 @@
         DamagedCheckpointError  one step of a folder; another one may be intact
         LeaseError            a folder of checkpoints that another run writes to
       BatchError          a batch that does not come; also a `TimeoutError`
+      StoreError          rows on a disk that cannot be written, or are not as they were written
       ExecutableError     a compiled program that cannot be saved, or loaded here
       ProcessError        processes that do not run the same program, or do not come
       InternalError       a fault of this library: see `reproduce`
@@ -141,6 +142,10 @@ class BatchError(SbpError, TimeoutError):
     """A batch did not come in the time that it was given."""
 
 
+class StoreError(SbpError):
+    """A store of rows on a disk that cannot be opened or written, or whose bytes have changed."""
+
+
 class ExecutableError(SbpError):
     """A compiled program that cannot be saved, or that cannot be loaded or run here."""
 
@@ -209,6 +214,7 @@ KINDS: dict[str, type[SbpError]] = {
     "rule": RuleError,
     "mismatch": MismatchError,
     "embedding": EmbeddingError,
+    "store": StoreError,
     "nonfinite": NonFiniteError,
     "checkpoint": CheckpointError,
     "damaged": DamagedCheckpointError,

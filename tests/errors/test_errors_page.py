@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
-    *(f"runtime/{room}" for room in ("source", "profile", "checkpoint", "processes", "training")),
+    *(f"runtime/{room}" for room in ("source", "profile", "checkpoint", "processes", "tiers", "training")),
     "sbp/rules/shards.py",
 )
 MAKERS = ("Problem", "_problem", "problem")

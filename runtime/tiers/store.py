@@ -1,0 +1,369 @@
+"""A store of rows by key on a disk: segments, the newest of which has the row of a key, and versions of them.
+
+What is written goes into a new segment. `commit` writes down which segments there are, as a version: after a
+crash a store is what a version says, whole. Segments are merged so that each is larger than all that are
+newer: a search looks into few, and a row is written again a few times in its life (the binary counter of
+O'Neil et al., "The log-structured merge-tree", 1996).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sbp.errors import StoreError
+from sbp.runtime.tiers import messages, segment
+from sbp.runtime.tiers.segment import BLOCK, Keys, Rows, Segment, Steps
+
+FORMAT = 1
+_VERSION = re.compile(r"version_(\d{12})\.json")
+_SEGMENT = re.compile(r"(segment_\d{12})\.(keys|marks|rows|fences)")
+_NEW = "version.new"
+MERGED = 1 << 21
+"""Keys of all segments that are merged at a time."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class ReadRows:
+    """Rows that were read.
+
+    Arguments:
+      found: which keys have a row.
+      steps: when each was written last; 0 where there is none.
+      rows: "n width" bytes; zeros where there is none.
+    """
+
+    found: NDArray[np.bool_]
+    steps: Steps
+    rows: Rows
+
+
+class RowStore:
+    """Rows of one width by key, on a disk. One process has it open; its threads may read while one writes.
+
+    Arguments:
+      folder: of the store; it is made if it is not there.
+      width: bytes of a row, a multiple of 8.
+      version: the one that is opened, of `versions`; None for the last. Later ones are forgotten at the
+        next commit.
+
+    Raises:
+      StoreError: for another width, a version that is not there, a folder of something else, or a store that
+        another process has open.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with RowStore(folder.name, 8) as store:
+    ...     store.write(np.array([3, 5], np.uint64), np.full((2, 8), 7, np.uint8), step=1)
+    ...     first = store.commit()
+    >>> with RowStore(folder.name, 8) as store:
+    ...     read = store.read(np.array([4, 5], np.uint64))
+    >>> first, read.found.tolist(), read.rows[1, :3].tolist()
+    (1, [False, True], [7, 7, 7])
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], width: int, *, version: int | None = None) -> None:
+        self.folder, self.width = Path(folder), width
+        if width <= 0 or width % 8:
+            raise messages.odd_width(self.folder, width)
+        self._lock = threading.RLock()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._owner = open(self.folder / "lock", "a")  # noqa: SIM115, closed with the store
+        except OSError as e:
+            raise messages.not_written(self.folder, e) from None
+        try:
+            fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._open(version)
+        except BlockingIOError:
+            self._owner.close()
+            raise messages.in_use(self.folder) from None
+        except BaseException:
+            self._owner.close()
+            raise
+
+    def _open(self, version: int | None) -> None:
+        """The segments of a version; what no version names is left from a crash, and removed."""
+        known = self.versions
+        others = {p.name for p in self.folder.iterdir() if not _SEGMENT.fullmatch(p.name)} - {"lock", _NEW}
+        if others and not known:
+            raise messages.no_store(self.folder)
+        if version is not None and version not in (*known, 0):
+            raise messages.unknown_version(self.folder, version, ", ".join(map(str, known)))
+        self.version = version if version is not None else max(known, default=0)
+        self.segments: tuple[Segment, ...] = ()
+        if self.version:
+            self.segments = tuple(
+                self._segment(record) for record in self._manifest(self.version)["segments"]
+            )
+        names = [m[1] for p in self.folder.iterdir() if (m := _SEGMENT.fullmatch(p.name))]
+        self._number = max((int(name[-12:]) for name in names), default=0)
+        self._sweep()
+
+    @property
+    def versions(self) -> list[int]:
+        """The versions that are kept, in order."""
+        return sorted(int(m[1]) for p in self.folder.iterdir() if (m := _VERSION.fullmatch(p.name)))
+
+    def __len__(self) -> int:
+        """Rows in all segments; a key that was written again counts again until they are merged."""
+        return sum(map(len, self.segments))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on the disk of the segments that are read."""
+        return sum(s.bytes for s in self.segments)
+
+    def read(self, keys: Keys) -> ReadRows:
+        """The newest rows of some keys.
+
+        Arguments:
+          keys: "n", sorted, each once.
+
+        Raises:
+          StoreError: for keys that are not in order, and for bytes that are not those that were written.
+        """
+        self._check_keys(keys)
+        found, steps = np.zeros(len(keys), bool), np.zeros(len(keys), np.int64)
+        rows, left = np.zeros((len(keys), self.width), np.uint8), np.arange(len(keys))
+        for each in reversed(self.segments):
+            here, place = each.find(keys[left])
+            at = left[here]
+            steps[at], rows[at] = each.read(place)
+            found[at] = True
+            left = np.delete(left, here)
+            if not len(left):
+                break
+        return ReadRows(found, steps, rows)
+
+    def write(self, keys: Keys, rows: Rows, *, step: int) -> None:
+        """Writes rows as a segment of their own, and merges segments where that is due.
+
+        It returns when all is on the disk; a version has it from the next commit on.
+
+        Arguments:
+          keys: "n", sorted, each once.
+          rows: "n width" bytes.
+          step: of training, for exports of what has changed.
+
+        Raises:
+          StoreError: for keys that are not in order, or if the disk is full or cannot be written; the store
+            is as it was then.
+        """
+        self._check_keys(keys)
+        if rows.shape != (len(keys), self.width) or rows.dtype != np.uint8:
+            got = f"{rows.dtype}{list(rows.shape)} for {len(keys)} keys, of {self.width} bytes each"
+            raise messages.not_sorted(self.folder, got)
+        if not len(keys):
+            return
+        steps = np.full(len(keys), step, np.int64)
+        given = ((keys[p], steps[p], rows[p]) for p in segment.parts(len(keys), self.width))
+        with self._lock:
+            before = self.segments
+            try:
+                self.segments = (*before, self._written(given, len(keys)))
+                self._merge()
+            except BaseException:
+                self.segments = before
+                self._sweep()
+                raise
+
+    def commit(self) -> int:
+        """Writes down what the store has as a version, and returns its number.
+
+        Raises:
+          StoreError: if the disk is full or cannot be written; the versions before it stay.
+        """
+        with self._lock:
+            later = [v for v in self.versions if v > self.version]
+            number = max([self.version, *later]) + 1
+            records = [{"name": s.name, "count": len(s), "fences": s.fences.digest} for s in self.segments]
+            self._put(number, {"format": FORMAT, "width": self.width, "segments": records})
+            self.version = number
+            self.keep(set(self.versions) - set(later))
+            return number
+
+    def keep(self, versions: Collection[int]) -> None:
+        """Removes all versions but these and the last, and the segments that only they had."""
+        with self._lock:
+            for version in set(self.versions) - {*versions, self.version}:
+                self._path(version).unlink(missing_ok=True)
+            self._sweep()
+
+    def check(self) -> None:
+        """Looks at every byte of what is read.
+
+        Raises:
+          StoreError: naming the file that is not as it was written.
+        """
+        for each in self.segments:
+            each.check()
+
+    def changed(self, since: int) -> Iterator[tuple[Keys, Steps, Rows]]:
+        """Keys, steps and rows that were written after a step, in parts, in the order of the keys."""
+        for keys, steps, rows in _merged(self.segments):
+            later = steps > since
+            yield keys[later], steps[later], rows[later]
+
+    def close(self) -> None:
+        """Lets another process have the store."""
+        self._owner.close()
+
+    def __enter__(self) -> RowStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- segments
+
+    def _check_keys(self, keys: Keys) -> None:
+        if keys.dtype != np.uint64 or keys.ndim != 1:
+            raise messages.not_sorted(self.folder, f"keys of {keys.dtype}{list(keys.shape)}")
+        if np.any(keys[1:] <= keys[:-1]):
+            raise messages.not_sorted(self.folder, "keys that are not in ascending order")
+
+    def _merge(self) -> None:
+        """Merges segments so that each is larger than all that are newer."""
+        sizes = [len(s) for s in self.segments]
+        first = next((k for k in range(len(sizes) - 1) if sizes[k] <= sum(sizes[k + 1 :])), None)
+        if first is not None:
+            merged = self._written(_merged(self.segments[first:]), sum(sizes[first:]))
+            self.segments = (*self.segments[:first], merged)
+            self._sweep()
+
+    def _written(self, given: Iterator[tuple[Keys, Steps, Rows]], most: int) -> Segment:
+        """A new segment of parts, of at most so many rows."""
+        self._number += 1
+        try:
+            return segment.write(self.folder / f"segment_{self._number:012d}", self.width, given)
+        except OSError as e:
+            raise self._failed(e, most * (self.width + 24)) from e
+
+    def _sweep(self) -> None:
+        """Removes segments that neither a version names nor the store reads."""
+        used = {s.name for s in self.segments}
+        for version in self.versions:
+            used |= {record["name"] for record in self._manifest(version)["segments"]}
+        left = {m[1] for p in self.folder.iterdir() if (m := _SEGMENT.fullmatch(p.name))} - used
+        for name in left:
+            segment.remove(self.folder / name)
+
+    def _segment(self, record: dict[str, Any]) -> Segment:
+        """A segment of a version."""
+        return Segment.opened(self.folder / record["name"], record["count"], self.width, record["fences"])
+
+    # -- versions
+
+    def _path(self, version: int) -> Path:
+        return self.folder / f"version_{version:012d}.json"
+
+    def _put(self, version: int, content: dict[str, Any]) -> None:
+        """Writes the file of a version: whole, or not at all."""
+        text = json.dumps(content)
+        whole = json.dumps({"digest": hashlib.sha256(text.encode()).hexdigest(), "content": text})
+        made = self.folder / _NEW
+        try:
+            with open(made, "w") as file:
+                file.write(whole)
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(made, self._path(version))
+            folder = os.open(self.folder, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as e:
+            made.unlink(missing_ok=True)
+            raise self._failed(e, len(whole)) from e
+
+    def _manifest(self, version: int) -> dict[str, Any]:
+        """What a version says.
+
+        Raises:
+          StoreError: if it is damaged, of another format, or of rows of another width.
+        """
+        path = self._path(version)
+        try:
+            whole = json.loads(path.read_text())
+            text = whole["content"]
+            found: dict[str, Any] = json.loads(text)
+            if hashlib.sha256(text.encode()).hexdigest() != whole["digest"]:
+                raise messages.damaged(path, "other bytes than were written")
+        except (ValueError, KeyError, TypeError) as e:
+            raise e if isinstance(e, StoreError) else messages.damaged(path, "no file of a version") from None
+        if found["format"] != FORMAT:
+            raise messages.other_format(path, f"format {found['format']}")
+        if found["width"] != self.width:
+            raise messages.other_width(self.folder, self.width, found["width"])
+        return found
+
+    def _failed(self, error: OSError, needed: int) -> StoreError:
+        """What to say of a disk that does not take something."""
+        if error.errno in _FULL:
+            return messages.no_space(self.folder, needed, shutil.disk_usage(self.folder).free)
+        return messages.not_written(self.folder, error)
+
+
+def _merged(segments: Sequence[Segment]) -> Iterator[tuple[Keys, Steps, Rows]]:
+    """The newest row of each key of segments, oldest first; all parts but the last are of whole blocks.
+
+    A part is overwritten by the next one.
+    """
+    if not segments:
+        return
+    for each in segments:
+        each.check_blocks(np.arange(len(each.fences.first)))
+    width, filled = segments[0].width, 0
+    room = BLOCK + next(segment.parts(sum(map(len, segments)), width)).stop
+    keys, steps, rows = np.empty(room, np.uint64), np.empty(room, np.int64), np.empty((room, width), np.uint8)
+    for found, source, place in _newest(segments):
+        for part in segment.parts(len(found), width):
+            end = filled + part.stop - part.start
+            keys[filled:end] = found[part]
+            for k, each in enumerate(segments):
+                at = np.flatnonzero(source[part] == k)
+                steps[filled + at], rows[filled + at] = each.read(place[part][at])
+            whole = end // BLOCK * BLOCK
+            if whole:
+                yield keys[:whole], steps[:whole], rows[:whole]
+            filled = end - whole
+            for x in (keys, steps, rows):
+                x[:filled] = x[whole:end]
+    if filled:
+        yield keys[:filled], steps[:filled], rows[:filled]
+
+
+def _newest(segments: Sequence[Segment]) -> Iterator[tuple[Keys, NDArray[np.int32], NDArray[np.intp]]]:
+    """Keys of all segments in order, in parts, with which of them has the newest row of each, and where."""
+    every = np.sort(np.concatenate([s.fences.first for s in segments]))
+    cuts = every[:: max(1, MERGED // BLOCK)][1:]
+    ends = [np.append(np.searchsorted(s.keys, cuts), len(s)) for s in segments]
+    begins = [np.append(0, end[:-1]) for end in ends]
+    for k in range(len(cuts) + 1):
+        spans = [np.arange(begin[k], end[k]) for begin, end in zip(begins, ends, strict=True)]
+        keys = np.concatenate([s.keys[span] for s, span in zip(segments, spans, strict=True)])
+        source = np.repeat(np.arange(len(segments), dtype=np.int32), [len(span) for span in spans])
+        order = np.argsort(keys, kind="stable")  # of equal keys the newest is last
+        keys, source, place = keys[order], source[order], np.concatenate(spans)[order]
+        last = np.ones(len(keys), bool)
+        last[:-1] = keys[1:] != keys[:-1]
+        yield keys[last], source[last], place[last]
