@@ -90,6 +90,17 @@ def no_space(folder: Path, needed: int, free: int) -> StoreError:
     )
 
 
+def too_small(folder: Path, given: int, least: int) -> StoreError:
+    """A budget of the host that is less than a row takes."""
+    return problem(
+        f"a cache of {folder}",
+        bytes_text(given),
+        f"{bytes_text(least)} or more",
+        "a row and what is held for it",
+        "more of the host's memory",
+    )
+
+
 def not_written(folder: Path, error: OSError) -> StoreError:
     """What the file system has raised."""
     why = "what is there already is whole, and can be read"

@@ -138,7 +138,7 @@ class RowStore:
         Raises:
           StoreError: for keys that are not in order, and for bytes that are not those that were written.
         """
-        self._check_keys(keys)
+        self.check(keys)
         found, steps = np.zeros(len(keys), bool), np.zeros(len(keys), np.int64)
         rows, left = np.zeros((len(keys), self.width), np.uint8), np.arange(len(keys))
         for each in reversed(self.segments):
@@ -151,7 +151,7 @@ class RowStore:
                 break
         return ReadRows(found, steps, rows)
 
-    def write(self, keys: Keys, rows: Rows, *, step: int) -> None:
+    def write(self, keys: Keys, rows: Rows, *, step: int | Steps) -> None:
         """Writes rows as a segment of their own, and merges segments where that is due.
 
         It returns when all is on the disk; a version has it from the next commit on.
@@ -159,19 +159,16 @@ class RowStore:
         Arguments:
           keys: "n", sorted, each once.
           rows: "n width" bytes.
-          step: of training, for exports of what has changed.
+          step: of training, for exports of what has changed; one for all, or "n".
 
         Raises:
           StoreError: for keys that are not in order, or if the disk is full or cannot be written; the store
             is as it was then.
         """
-        self._check_keys(keys)
-        if rows.shape != (len(keys), self.width) or rows.dtype != np.uint8:
-            got = f"{rows.dtype}{list(rows.shape)} for {len(keys)} keys, of {self.width} bytes each"
-            raise messages.not_sorted(self.folder, got)
+        self.check(keys, rows)
         if not len(keys):
             return
-        steps = np.full(len(keys), step, np.int64)
+        steps = np.broadcast_to(np.asarray(step, np.int64), (len(keys),))
         given = ((keys[p], steps[p], rows[p]) for p in segment.parts(len(keys), self.width))
         with self._lock:
             before = self.segments
@@ -205,7 +202,7 @@ class RowStore:
                 self._path(version).unlink(missing_ok=True)
             self._sweep()
 
-    def check(self) -> None:
+    def verify(self) -> None:
         """Looks at every byte of what is read.
 
         Raises:
@@ -232,13 +229,21 @@ class RowStore:
     ) -> None:
         self.close()
 
-    # -- segments
+    def check(self, keys: Keys, rows: Rows | None = None) -> None:
+        """Checks what is given.
 
-    def _check_keys(self, keys: Keys) -> None:
+        Raises:
+          StoreError: for keys that are not sorted, and rows that are not of this store.
+        """
         if keys.dtype != np.uint64 or keys.ndim != 1:
             raise messages.not_sorted(self.folder, f"keys of {keys.dtype}{list(keys.shape)}")
         if np.any(keys[1:] <= keys[:-1]):
             raise messages.not_sorted(self.folder, "keys that are not in ascending order")
+        if rows is not None and (rows.shape != (len(keys), self.width) or rows.dtype != np.uint8):
+            got = f"{rows.dtype}{list(rows.shape)} for {len(keys)} keys, of {self.width} bytes each"
+            raise messages.not_sorted(self.folder, got)
+
+    # -- segments
 
     def _merge(self) -> None:
         """Merges segments so that each is larger than all that are newer."""

@@ -77,7 +77,7 @@ def history(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 k for k, x in now.items() if x[0] > since
             }
         assert found.versions == sorted(versions)
-    found.check()
+    found.verify()
     agrees(found, now, np.array(sorted({*now, 1, 7, 4998}), np.uint64))
     sizes = [len(s) for s in found.segments]
     assert all(size > sum(sizes[k + 1 :]) for k, size in enumerate(sizes))
@@ -126,7 +126,7 @@ def test_a_process_that_is_killed_loses_what_came_after_its_last_commit(seed: in
         again, model = np.random.default_rng(seed), dict[int, tuple[int, bytes]]()
         for step in range(1, 3 * found.version + 1):
             model = written(model, *some(again, 3000), step)
-        found.check()
+        found.verify()
         agrees(found, model, np.array(sorted(model), np.uint64))
         found.write(np.array([1], np.uint64), np.zeros((1, WIDTH), np.uint8), step=1)
         assert found.commit() == found.version
@@ -150,7 +150,7 @@ def test_a_bit_that_has_changed_is_found_and_its_file_named(suffix: str, seed: i
     data, rng = bytearray(path.read_bytes()), np.random.default_rng(seed)
     data[rng.integers(len(data))] ^= 1 << int(rng.integers(8))
     path.write_bytes(data)
-    for look in (lambda s: s.check(), lambda s: s.read(np.arange(0, 6000, dtype=np.uint64))):
+    for look in (lambda s: s.verify(), lambda s: s.read(np.arange(0, 6000, dtype=np.uint64))):
         with pytest.raises(StoreError, match=path.stem), RowStore(tmp_path, WIDTH) as found:
             look(found)
 
