@@ -17,12 +17,12 @@ def not_sorted(folder: Path, got: str) -> StoreError:
     return problem(f"rows for {folder}", got, legal, "files are sorted by key", "np.unique(keys)")
 
 
-def other_width(folder: Path, got: int, width: int) -> StoreError:
+def other_layout(folder: Path, wanted: str, there: str) -> StoreError:
     """A store of other rows."""
     return problem(
         folder,
-        f"a store of rows of {width} bytes",
-        f"rows of {got} bytes",
+        f"a store of {there}",
+        wanted,
         "a row is a vector and its optimizer's state: another table or optimizer has written this store",
         "the tables and the optimizer that it was made with, or an empty folder",
     )

@@ -59,12 +59,13 @@ class RowStore:
     Arguments:
       folder: of the store; it is made if it is not there.
       width: bytes of a row, a multiple of 8.
+      layout: what a row has, in words; a store is opened with the one that it was made with.
       version: the one that is opened, of `versions`; None for the last. Later ones are forgotten at the
         next commit.
 
     Raises:
-      StoreError: for another width, a version that is not there, a folder of something else, or a store that
-        another process has open.
+      StoreError: for another width or layout, a version that is not there, a folder of something else, or a
+        store that another process has open.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -77,8 +78,15 @@ class RowStore:
     (1, [False, True], [7, 7, 7])
     """
 
-    def __init__(self, folder: str | os.PathLike[str], width: int, *, version: int | None = None) -> None:
-        self.folder, self.width = Path(folder), width
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        width: int,
+        *,
+        layout: str = "",
+        version: int | None = None,
+    ) -> None:
+        self.folder, self.width, self.layout = Path(folder), width, layout
         if width <= 0 or width % 8:
             raise messages.odd_width(self.folder, width)
         self._lock = threading.RLock()
@@ -190,7 +198,9 @@ class RowStore:
             later = [v for v in self.versions if v > self.version]
             number = max([self.version, *later]) + 1
             records = [{"name": s.name, "count": len(s), "fences": s.fences.digest} for s in self.segments]
-            self._put(number, {"format": FORMAT, "width": self.width, "segments": records})
+            self._put(
+                number, {"format": FORMAT, "width": self.width, "layout": self.layout, "segments": records}
+            )
             self.version = number
             self.keep(set(self.versions) - set(later))
             return number
@@ -304,7 +314,7 @@ class RowStore:
         """What a version says.
 
         Raises:
-          StoreError: if it is damaged, of another format, or of rows of another width.
+          StoreError: if it is damaged, of another format, or of other rows.
         """
         path = self._path(version)
         try:
@@ -317,8 +327,12 @@ class RowStore:
             raise e if isinstance(e, StoreError) else messages.damaged(path, "no file of a version") from None
         if found["format"] != FORMAT:
             raise messages.other_format(path, f"format {found['format']}")
-        if found["width"] != self.width:
-            raise messages.other_width(self.folder, self.width, found["width"])
+        if (found["width"], found["layout"]) != (self.width, self.layout):
+            there, wanted = (
+                f"rows of {width} bytes{layout and ': '}{layout}"
+                for width, layout in ((found["width"], found["layout"]), (self.width, self.layout))
+            )
+            raise messages.other_layout(self.folder, wanted, there)
         return found
 
     def _failed(self, error: OSError, needed: int) -> StoreError:

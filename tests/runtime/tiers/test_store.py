@@ -252,7 +252,7 @@ def opened_twice(folder: Path) -> RowStore:
 def of_format_two(folder: Path) -> RowStore:
     """A store of another version of the library."""
     found = filled(folder)
-    found._put(2, {"format": 2, "width": WIDTH, "segments": []})
+    found._put(2, {"format": 2})
     found.close()
     return RowStore(folder, WIDTH)
 
@@ -315,6 +315,14 @@ MESSAGES: dict[str, tuple[Callable[[Path], object], str, str, str, str, str]] = 
         "{folder}",
         "a store of rows of 16 bytes",
         "rows of 24 bytes",
+        "a row is a vector and its optimizer's state: another table or optimizer has written this store",
+        "the tables and the optimizer that it was made with, or an empty folder",
+    ),
+    "layout": (
+        lambda f: reopened(f, layout="w: float32[4]"),
+        "{folder}",
+        "a store of rows of 16 bytes",
+        "rows of 16 bytes: w: float32[4]",
         "a row is a vector and its optimizer's state: another table or optimizer has written this store",
         "the tables and the optimizer that it was made with, or an empty folder",
     ),
