@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from sbp.errors import StoreError
 from sbp.runtime.tiers import messages, segment
 from sbp.runtime.tiers.segment import BLOCK, Keys, Rows, Segment, Steps
+from sbp.text.json_reader import json_of
 
 FORMAT = 1
 _VERSION = re.compile(r"version_(\d{12})\.json")
@@ -36,6 +37,15 @@ _NEW = "version.new"
 MERGED = 1 << 21
 """Keys of all segments that are merged at a time."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What a version says of a segment: its name, its rows, and the digest of its fences."""
+
+    name: str
+    count: int
+    fences: str
 
 
 @dataclass(frozen=True)
@@ -117,7 +127,8 @@ class RowStore:
         self.segments: tuple[Segment, ...] = ()
         if self.version:
             self.segments = tuple(
-                self._segment(record) for record in self._manifest(self.version)["segments"]
+                Segment.opened(self.folder / x.name, x.count, self.width, x.fences)
+                for x in self._manifest(self.version)
             )
         names = [m[1] for p in self.folder.iterdir() if (m := _SEGMENT.fullmatch(p.name))]
         self._number = max((int(name[-12:]) for name in names), default=0)
@@ -276,14 +287,10 @@ class RowStore:
         """Removes segments that neither a version names nor the store reads."""
         used = {s.name for s in self.segments}
         for version in self.versions:
-            used |= {record["name"] for record in self._manifest(version)["segments"]}
+            used |= {record.name for record in self._manifest(version)}
         left = {m[1] for p in self.folder.iterdir() if (m := _SEGMENT.fullmatch(p.name))} - used
         for name in left:
             segment.remove(self.folder / name)
-
-    def _segment(self, record: dict[str, Any]) -> Segment:
-        """A segment of a version."""
-        return Segment.opened(self.folder / record["name"], record["count"], self.width, record["fences"])
 
     # -- versions
 
@@ -310,30 +317,29 @@ class RowStore:
             made.unlink(missing_ok=True)
             raise self._failed(e, len(whole)) from e
 
-    def _manifest(self, version: int) -> dict[str, Any]:
-        """What a version says.
+    def _manifest(self, version: int) -> list[_Record]:
+        """The segments of a version.
 
         Raises:
-          StoreError: if it is damaged, of another format, or of other rows.
+          StoreError: if its file is damaged, of another format, or of other rows.
         """
         path = self._path(version)
         try:
-            whole = json.loads(path.read_text())
-            text = whole["content"]
-            found: dict[str, Any] = json.loads(text)
-            if hashlib.sha256(text.encode()).hexdigest() != whole["digest"]:
-                raise messages.damaged(path, "other bytes than were written")
-        except (ValueError, KeyError, TypeError) as e:
-            raise e if isinstance(e, StoreError) else messages.damaged(path, "no file of a version") from None
-        if found["format"] != FORMAT:
-            raise messages.other_format(path, f"format {found['format']}")
-        if (found["width"], found["layout"]) != (self.width, self.layout):
-            there, wanted = (
-                f"rows of {width} bytes{layout and ': '}{layout}"
-                for width, layout in ((found["width"], found["layout"]), (self.width, self.layout))
-            )
-            raise messages.other_layout(self.folder, wanted, there)
-        return found
+            whole = json_of(path.read_bytes())
+            if hashlib.sha256(whole["content"].encode()).hexdigest() != whole["digest"]:
+                raise ValueError("it has another digest")
+            found = json_of(whole["content"])
+            said = found["format"], found["width"], found["layout"]
+            records = [_Record(str(x["name"]), int(x["count"]), str(x["fences"])) for x in found["segments"]]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise messages.damaged(path, "other bytes than were written") from None
+        if said[0] != FORMAT:
+            raise messages.other_format(path, f"format {said[0]}")
+        if said[1:] != (self.width, self.layout):
+            wanted = (self.width, self.layout)
+            there, asked = (f"rows of {n} bytes{t and ': '}{t}" for n, t in (said[1:], wanted))
+            raise messages.other_layout(self.folder, asked, there)
+        return records
 
     def _failed(self, error: OSError, needed: int) -> StoreError:
         """What to say of a disk that does not take something."""

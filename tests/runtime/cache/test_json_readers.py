@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
 import json
 import pickle
 import re
@@ -17,7 +18,7 @@ import pytest
 
 import sbp
 from sbp.checker.report import check_file
-from sbp.errors import ArgumentError, CheckpointError, ExecutableError
+from sbp.errors import ArgumentError, CheckpointError, ExecutableError, StoreError
 from sbp.hardware.file import hardware_from
 from sbp.passes import face
 from sbp.runtime.cache import trust
@@ -27,6 +28,7 @@ from sbp.runtime.checkpoint.manifest import MANIFEST
 from sbp.runtime.processes.flight_recorder import left
 from sbp.runtime.saved import file as files
 from sbp.runtime.storage import lease
+from sbp.runtime.tiers.store import RowStore
 from sbp.text.json_reader import json_of
 
 ROOT = Path(__file__).parents[3]
@@ -64,7 +66,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     program.save_executable(folder / "x.sbpx")
     with sbp.Checkpoints(folder / "runs") as runs:
         runs.save({"w": X}, step=3)
-    (packed,) = (folder / "plans").glob("*.gz")
+    with RowStore(folder / "rows", 8) as store:
+        store.commit()
+    (packed,), (version,) = (folder / "plans").glob("*.gz"), (folder / "rows").glob("version_*.json")
     return {
         "plan": (folder / "plan.json").read_bytes(),
         "kept plan": gzip.decompress(packed.read_bytes()),
@@ -73,6 +77,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         "index": (folder / "runs" / steps.INDEX).read_bytes(),
         "lease": max((folder / "runs").glob("sbp_lease-*.json")).read_bytes(),
         "words": b'{"0123": ["step"]}',
+        "version of rows": version.read_bytes(),
     }
 
 
@@ -141,6 +146,16 @@ def hardware(folder: Path, data: bytes) -> None:
         hardware_from(folder / "a.toml")
 
 
+def version_of_rows(folder: Path, data: bytes) -> None:
+    """Made up, too: with the digest of what it says."""
+    text = data.decode(errors="replace")
+    made_up = json.dumps({"content": text, "digest": hashlib.sha256(text.encode()).hexdigest()}).encode()
+    for given in (data, made_up):
+        (folder / "version_000000000001.json").write_bytes(given)
+        with pytest.raises(StoreError, match=r"(?s)got .*legal .*why .*try"):
+            RowStore(folder, 8)
+
+
 READERS: dict[str, tuple[str, Callable[[Path, bytes], None]]] = {
     "load_plan": ("plan", plan_file),
     "check_file": ("plan", checked_plan),
@@ -150,6 +165,7 @@ READERS: dict[str, tuple[str, Callable[[Path, bytes], None]]] = {
     "index of steps": ("index", index),
     "lease": ("lease", lease_file),
     "words of a process": ("words", words),
+    "version of rows": ("version of rows", version_of_rows),
     "hardware_from": ("plan", hardware),
 }
 

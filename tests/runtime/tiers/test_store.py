@@ -252,7 +252,7 @@ def opened_twice(folder: Path) -> RowStore:
 def of_format_two(folder: Path) -> RowStore:
     """A store of another version of the library."""
     found = filled(folder)
-    found._put(2, {"format": 2})
+    found._put(2, {"format": 2, "width": WIDTH, "layout": "", "segments": []})
     found.close()
     return RowStore(folder, WIDTH)
 
