@@ -212,19 +212,25 @@ class _Choice:
                 return _Chosen(on, 1, off)
         if node.op == "mul" and not self.ops.strict:
             for by, of in (node.inputs, node.inputs[::-1]):
-                factors = self.cases(by)
-                if factors is not None and factors[0] in (0, 1):
+                factors = self.cases(by, (0, 1))
+                if factors is not None:
                     return _Chosen(of, factors[1], of if factors[0] else None)
         return None
 
-    def cases(self, x: Operand) -> tuple[float, float] | None:
-        """A number where the step is not taken, and where it is; None if another flag says so, or none."""
+    def cases(self, x: Operand, off: Sequence[float] = ()) -> tuple[float, float] | None:
+        """A number where the step is not taken, and where it is; None if another flag says so, or none.
+
+        Arguments:
+          off: what the first of them may be; () for anything.
+        """
         found = self.ops.flags.number(x)
         if found is None or self.flag not in (-1, found.flag):
             return None
+        first, second = (float(np.asarray(n)) for n in (found.cases if self.taken else found.cases[::-1]))
+        if off and first not in off:
+            return None
         self.flag = found.flag
-        off, on = found.cases if self.taken else found.cases[::-1]
-        return float(np.asarray(off)), float(np.asarray(on))
+        return first, second
 
     def masked(self) -> tuple[int, list[Node]] | None:
         """The step on a gradient that is zero where it is not taken, in place of choices between tables."""

@@ -29,6 +29,17 @@ def sgd_of_three() -> Any:
     return optax.chain(optax.MultiSteps(sbp.rows(optax.sgd(0.1)), 3), optax.scale(0.5))
 
 
+def sgd_of_three_scaled_by_a_flag() -> Any:
+    """With numbers before the choice, one of which goes by another flag."""
+
+    def half(updates: Any, state: Any, params: Any) -> Any:
+        size = jnp.where(jnp.abs(params).sum() > 1e9, 0.25, 0.5)
+        return jax.tree.map(lambda x: size * x, updates), state
+
+    rest = optax.GradientTransformation(lambda _: optax.EmptyState(), half)
+    return optax.MultiSteps(optax.chain(sbp.rows(optax.sgd(0.1)), optax.scale(3.0), rest), 3)
+
+
 def branches(plan: sbp.Plan) -> list[Any]:
     """The ops that choose a branch."""
     assert plan.physical is not None
@@ -50,8 +61,9 @@ def outside_of_branches(plan: sbp.Plan) -> int:
         (multi_steps, 3),
         (lambda: multi_steps(use_grad_mean=False), 0),
         (sgd_of_three, 3),
+        (sgd_of_three_scaled_by_a_flag, 4),  # one for its own measure of the table
     ],
-    ids=["mean", "sum", "scaled"],
+    ids=["mean", "sum", "scaled", "scaled before"],
 )
 def test_sums_are_kept_by_rows_and_taken_in_a_branch(tx: Callable[[], Any], passes: int) -> None:
     """A mean scales the table of sums in each step: its negative, that by a number, and both added."""
