@@ -204,7 +204,7 @@ class Segment:
             raise messages.damaged(self.path.with_name(self.name + ".rows"), f"other bytes in row {row}")
         return steps, rows
 
-    def check(self) -> None:
+    def verify(self) -> None:
         """Looks at everything.
 
         Raises:

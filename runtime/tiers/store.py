@@ -230,7 +230,7 @@ class RowStore:
           StoreError: naming the file that is not as it was written.
         """
         for each in self.segments:
-            each.check()
+            each.verify()
 
     def changed(self, since: int) -> Iterator[tuple[Keys, Steps, Rows]]:
         """Keys, steps and rows that were written after a step, in parts, in the order of the keys."""
