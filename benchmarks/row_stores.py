@@ -84,7 +84,7 @@ class Segments(Store):
     """This project's own."""
 
     def __init__(self, folder: Path, keys: Array) -> None:
-        from sbp.runtime.tiers.store import RowStore
+        from sbp.runtime.embedding.tiers.store import RowStore
 
         super().__init__(folder, keys)
         self.db = RowStore(folder / "store", WIDTH)

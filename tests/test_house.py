@@ -33,7 +33,7 @@ FOLDERS = {
     "sbp.runtime": (
         "hlo target processes storage cache call lower nan_checks execute pipeline source saved profile "
         "report compile ahead_of_time program diagnose constraints search calibrate embedding arrays "
-        "checkpoint tiers training"
+        "checkpoint training"
     ).split(),
 }
 # `spec` and `request` belong to the chain; `face` and `chain` stand at the top and see all.

@@ -28,6 +28,8 @@ from sbp.runtime.embedding.tables import (
     TableWise,
     Uncompressed,
 )
+from sbp.runtime.embedding.tiers.feed import TierFeed
+from sbp.runtime.embedding.tiers.tiered import Tiered
 from sbp.runtime.embedding.vocabulary import Assignment, Vocabulary, initial_rows
 
 __all__ = [
@@ -56,6 +58,8 @@ __all__ = [
     "TableChoice",
     "TableConfig",
     "TableWise",
+    "TierFeed",
+    "Tiered",
     "Uncompressed",
     "Vocabulary",
     "accumulate",

@@ -18,7 +18,7 @@ from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.keys import problem
 from sbp.runtime.embedding.shards import TableShard, on_shards, whole_shard
 from sbp.runtime.embedding.stacking import Stack
-from sbp.runtime.embedding.stacks import StoredPart
+from sbp.runtime.embedding.stacks import StoredPart, parts_of
 from sbp.runtime.embedding.tables import TableConfig
 
 PIECE_BYTES = 1 << 20
@@ -77,6 +77,34 @@ def initial_rows(
         else:
             out = put(out, flags, keys)
     return out
+
+
+@dataclass(frozen=True)
+class RowMaker:
+    """Makes initial rows of tables, on the host: the same as those that `initial_stacks` begins with.
+
+    Arguments:
+      tables: by their numbers; all of one width and dtype, not compressed.
+      key: as of `Collection.init`.
+    """
+
+    tables: tuple[TableConfig, ...]
+    key: jax.Array
+
+    def __call__(self, numbers: jax.Array, seeds: jax.Array) -> jax.Array:
+        """The rows, "n" -> "n dim"; traceable.
+
+        Arguments:
+          numbers: of each row's table.
+          seeds: of each row, as of `initial_rows`.
+        """
+        names = jnp.asarray([zlib.crc32(t.name.encode()) for t in self.tables], np.uint32)
+        of_table = jax.vmap(partial(jax.random.fold_in, self.key))(names[numbers])
+        keys = jax.vmap(jax.random.fold_in)(of_table, seeds)
+        out = jnp.zeros((numbers.shape[0], self.tables[0].embedding_dim), self.tables[0].dtype)
+        for recipe, made in _recipes(parts_of(self.tables)).items():
+            out = _put(recipe, out, jnp.asarray(made)[numbers], keys)
+        return out
 
 
 # -- inside

@@ -91,6 +91,13 @@ def find_problem(
             "with 64-bit types off an id has 32 bits, which cannot name every row",
             "jax.config.update('jax_enable_x64', True), or several tables",
         )
+    return range_problem(array, size, where, padding=padding, place=place)
+
+
+def range_problem(
+    array: NDArray[Any], size: int, where: str, *, padding: bool = False, place: Place = element
+) -> Problem | None:
+    """The first integer that is no id of a table of `size` rows, or None."""
     wrong = (array < (NO_ID if padding else 0)) | (array > size - 1)
     if not wrong.any():
         return None

@@ -2,7 +2,7 @@
 
 import collections
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -27,6 +27,23 @@ class Stateful(Protocol):
 
     def set_state(self, state: PyTree) -> None:
         """Puts it where it was."""
+
+
+@runtime_checkable
+class MovesState(Stateful, Protocol):
+    """Batches for which a part of the state comes and goes, such as rows of tables larger than devices."""
+
+    def state_for(self, step: int, state: PyTree) -> PyTree:
+        """The state that a step is given, of what the step before has left; in every process."""
+
+    def keep(self, steps: Sequence[int], state_of: Callable[[int], PyTree], coming: PyTree) -> None:
+        """Lets go of what nobody goes back to.
+
+        Arguments:
+          steps: that can be restored.
+          state_of: what `get_state` gave for one of them.
+          coming: what it gave for the one that is saved next.
+        """
 
 
 Batches: TypeAlias = Callable[[int], PyTree] | Iterable[PyTree] | Feed
@@ -96,6 +113,10 @@ class BatchSource:
             batch = next(self._coming, None)
         self._taken += batch is not None
         return batch
+
+    def state_for(self, step: int, state: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
+        """The state that a step is given, of what the step before has left."""
+        return self.batches.state_for(step, state) if isinstance(self.batches, MovesState) else state
 
     def close(self) -> None:
         """Nobody wants more."""

@@ -14,8 +14,8 @@ from sbp.runtime.checkpoint.checkpoints import Checkpoints
 from sbp.runtime.nan_checks.state_check import Traits
 from sbp.runtime.program.program import Program
 from sbp.runtime.training import messages
-from sbp.runtime.training.batches import BatchSource
-from sbp.runtime.training.hooks import Hooks
+from sbp.runtime.training.batches import BatchSource, MovesState
+from sbp.runtime.training.hooks import BATCHES, Hooks
 from sbp.runtime.training.interrupt import BatchInterruptedError, Interrupt
 from sbp.runtime.training.progress import Progress
 from sbp.runtime.training.recorder import BadStepError, Recorder
@@ -250,6 +250,7 @@ class TrainingRun:
         self._show(state, batch)
         while batch is not None:
             number, ahead = self.step + 1, None
+            state = self.source.state_for(number, state)
             if self.trainer.reads_ahead:  # the step sends the keys of the next batch
                 ahead = self._drawn_behind(number, state)
                 self.trainer.announce(state, ahead.batch)
@@ -333,12 +334,19 @@ class TrainingRun:
         save = functools.partial(self.runs.save, state, number, dict(kept), exempt=self.policy.exempt)
         try:
             self._tried(self.runs.wait, self._saved, is_last=False)
+            self._forget(kept)
             self._saved = number
             self._tried(save, number, is_last)
             if is_last:
                 self.runs.wait()
         except NonFiniteError as e:
             raise BadStepError(number, e) from None
+
+    def _forget(self, kept: Mapping[str, Any]) -> None:
+        """Lets batches forget what no step that can be restored has, nor the one that is saved next."""
+        if self.runs is not None and isinstance(self.source.batches, MovesState):
+            extra = self.runs.extra
+            self.source.batches.keep(steps_of(self.runs), lambda step: extra(step)[BATCHES], kept[BATCHES])
 
     def _tried(self, action: Callable[[], None], number: int, is_last: bool) -> None:
         """Does what might not be possible now for a step: a disk that is full might be freed."""

@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
-    *(f"runtime/{room}" for room in ("source", "profile", "checkpoint", "processes", "tiers", "training")),
+    *(f"runtime/{room}" for room in ("source", "profile", "checkpoint", "processes", "training")),
+    "runtime/embedding/tiers",
     "sbp/rules/shards.py",
 )
 MAKERS = ("Problem", "_problem", "problem")

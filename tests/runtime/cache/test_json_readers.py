@@ -25,10 +25,10 @@ from sbp.runtime.cache import trust
 from sbp.runtime.cache.plan_store import PlanFolder
 from sbp.runtime.checkpoint import steps
 from sbp.runtime.checkpoint.manifest import MANIFEST
+from sbp.runtime.embedding.tiers.store import RowStore
 from sbp.runtime.processes.flight_recorder import left
 from sbp.runtime.saved import file as files
 from sbp.runtime.storage import lease
-from sbp.runtime.tiers.store import RowStore
 from sbp.text.json_reader import json_of
 
 ROOT = Path(__file__).parents[3]

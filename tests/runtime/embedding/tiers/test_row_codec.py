@@ -6,7 +6,7 @@ import numpy as np
 import optax
 
 from sbp.runtime import embedding as em
-from sbp.runtime.tiers.row_codec import RowCodec
+from sbp.runtime.embedding.tiers.row_codec import RowCodec
 
 
 def test_a_row_is_what_every_array_by_row_has_of_it() -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sbp.compat.untyped import PyTree
 from sbp.runtime.embedding.row_access import stack_leaves
 from sbp.runtime.embedding.row_map import RowMap
-from sbp.runtime.tiers.segment import Rows
+from sbp.runtime.embedding.tiers.segment import Rows
 
 WORD_BYTES = 8
 

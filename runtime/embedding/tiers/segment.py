@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from sbp.runtime.tiers import messages
+from sbp.runtime.embedding.tiers import messages
 
 Keys = NDArray[np.uint64]
 Steps = NDArray[np.int64]

@@ -7,15 +7,43 @@ flushed; then all of it goes to the store as one segment.
 from __future__ import annotations
 
 import bisect
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sbp.runtime.embedding.key_index import UNKNOWN, KeyIndex
-from sbp.runtime.tiers import messages
-from sbp.runtime.tiers.segment import Keys, Rows, Steps
-from sbp.runtime.tiers.store import ReadRows, RowStore
+from sbp.runtime.embedding.tiers import messages
+from sbp.runtime.embedding.tiers.segment import Keys, Rows, Steps
+from sbp.runtime.embedding.tiers.store import ReadRows
+
+FETCHED_BYTES = 1 << 24
+"""Of rows that are read at a time where they are only to be held."""
+
+
+class Store(Protocol):
+    """What has the rows that are not here: a `RowStore`, or several."""
+
+    @property
+    def folder(self) -> Path:
+        """Where it is."""
+
+    @property
+    def width(self) -> int:
+        """Bytes of a row."""
+
+    def check(self, keys: Keys, rows: Rows | None = None) -> None:
+        """Refuses keys and rows that it cannot take."""
+
+    def read(self, keys: Keys) -> ReadRows:
+        """The rows of some keys."""
+
+    def write(self, keys: Keys, rows: Rows, *, step: int | Steps) -> None:
+        """Takes rows."""
+
 
 INDEX_BYTES = 12
 """Of a slot of the index: a key and a number."""
@@ -38,6 +66,9 @@ class RowSources:
 
     def __add__(self, other: RowSources) -> RowSources:
         return RowSources(self.host + other.host, self.disk + other.disk, self.new + other.new)
+
+    def __sub__(self, other: RowSources) -> RowSources:
+        return RowSources(self.host - other.host, self.disk - other.disk, self.new - other.new)
 
     @property
     def host_ratio(self) -> float:
@@ -84,7 +115,7 @@ class HostCache:
     ([False, True], 0, 2)
     """
 
-    store: RowStore
+    store: Store
     host_bytes: int
     sources: RowSources = field(init=False, default_factory=RowSources)
 
@@ -115,11 +146,13 @@ class HostCache:
         """Rows that are newer than the store's."""
         return int(self._dirty.sum())
 
-    def read(self, keys: Keys) -> ReadRows:
+    def read(self, keys: Keys, *, taken: bool = False) -> ReadRows:
         """The newest rows of some keys; they are held from now on, as far as there is room.
 
         Arguments:
           keys: "n", sorted, each once.
+          taken: whether the rows live elsewhere from now on, until they are written again: the store need not
+            have them.
 
         Raises:
           StoreError: as `RowStore.read`; and `RowStore.write`, where rows have to go for these.
@@ -133,6 +166,8 @@ class HostCache:
         found[others], steps[others], rows[others] = read.found, read.steps, read.rows
         steps[here], rows[here] = self._steps[slots[here]], self._rows[slots[here]]
         self._used[slots[here]] = self._now
+        if taken:
+            self._dirty[slots[here]] = False
         new = int(np.count_nonzero(~read.found))
         self.sources += RowSources(len(here), len(others) - new, new)
         kept = others[read.found]
@@ -158,6 +193,33 @@ class HostCache:
         self._put(slots[here], keys[here], rows[here], steps[here], dirty=True)
         left = others[self._hold(keys[others], rows[others], steps[others], dirty=True) :]
         self.store.write(keys[left], rows[left], step=steps[left])
+
+    def fetch(self, keys: Keys, begin: Callable[[Keys], Rows]) -> RowSources:
+        """Holds the rows of some keys, as far as there is room. Returns where they were.
+
+        Arguments:
+          keys: "n", sorted, each once.
+          begin: gives rows to keys that nobody has written yet.
+
+        Raises:
+          StoreError: as `read`.
+        """
+        self._now += 1
+        slots = self._index.find(keys.view(np.int64))
+        self._used[slots[slots != UNKNOWN]] = self._now
+        others, found = keys[slots == UNKNOWN], RowSources(host=int(np.count_nonzero(slots != UNKNOWN)))
+        at_once = max(1, FETCHED_BYTES // self.store.width)
+        room = self.slots - found.host
+        for first in range(0, min(len(others), room), at_once):
+            wanted = others[first : min(first + at_once, room)]
+            read = self.store.read(wanted)
+            for there, dirty in ((read.found, False), (~read.found, True)):
+                of = wanted[there]
+                rows = begin(of) if dirty and len(of) else read.rows[there]
+                self._hold(of, rows, read.steps[there], dirty=dirty)
+            new = int(np.count_nonzero(~read.found))
+            found += RowSources(disk=len(wanted) - new, new=new)
+        return found
 
     def flush(self) -> None:
         """Writes what is newer than the store's to the store.

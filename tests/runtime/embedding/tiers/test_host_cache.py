@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from sbp.errors import StoreError
-from sbp.runtime.tiers.host_cache import INDEX_BYTES, SLOT_BYTES, HostCache, RowSources, cached_rows
-from sbp.runtime.tiers.store import RowStore
+from sbp.runtime.embedding.tiers.host_cache import INDEX_BYTES, SLOT_BYTES, HostCache, RowSources, cached_rows
+from sbp.runtime.embedding.tiers.store import RowStore
 from tests.errors.messages import check_message
-from tests.runtime.tiers.test_store import WIDTH, Model, some, written
+from tests.runtime.embedding.tiers.test_store import WIDTH, Model, some, written
 
 
 def agrees(cache: HostCache, model: Model, keys: np.ndarray) -> None:

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from sbp.errors import StoreError
-from sbp.runtime.tiers import segment, store
-from sbp.runtime.tiers.store import RowStore
+from sbp.runtime.embedding.tiers import segment, store
+from sbp.runtime.embedding.tiers.store import RowStore
 from tests.errors.messages import check_message
 
 WIDTH = 16
@@ -95,8 +95,8 @@ def test_any_history_leaves_what_a_dict_has(
 WRITER = textwrap.dedent("""
     import sys
     import numpy as np
-    from sbp.runtime.tiers.store import RowStore
-    from tests.runtime.tiers.test_store import WIDTH, some
+    from sbp.runtime.embedding.tiers.store import RowStore
+    from tests.runtime.embedding.tiers.test_store import WIDTH, some
     rng = np.random.default_rng(int(sys.argv[2]))
     with RowStore(sys.argv[1], WIDTH) as store:
         for step in range(1, 10_000):

@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.errors import StoreError
-from sbp.runtime.tiers import messages, segment
-from sbp.runtime.tiers.segment import BLOCK, Keys, Rows, Segment, Steps
+from sbp.runtime.embedding.tiers import messages, segment
+from sbp.runtime.embedding.tiers.segment import BLOCK, Keys, Rows, Segment, Steps
 from sbp.text.json_reader import json_of
 
 FORMAT = 1

@@ -1,0 +1,134 @@
+"""The tables of a pass: tables that agree in all that an array and a lookup need are one table, of slots."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+
+from sbp.compat.untyped import PyTree, struct
+from sbp.errors import EmbeddingError
+from sbp.lazy import Optimizer
+from sbp.runtime.embedding.collection import Collection
+from sbp.runtime.embedding.tables import FeatureConfig, RowWise, TableConfig, Uncompressed, unique_tables
+from sbp.runtime.embedding.tiers import messages
+from sbp.runtime.embedding.tiers.row_codec import RowCodec
+
+
+@dataclass(frozen=True)
+class PassTable:
+    """Tables that share slots.
+
+    Arguments:
+      name: of the table of the pass.
+      tables: that differ in name, size and initializer alone.
+      lookups: ids of an example, as far as features say it.
+      width: bytes of a slot, in all arrays by row.
+      slots: how many.
+    """
+
+    name: str
+    tables: tuple[TableConfig, ...]
+    lookups: int
+    width: int = 0
+    slots: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows of all its tables."""
+        return sum(t.vocabulary_size for t in self.tables)
+
+    @property
+    def config(self) -> TableConfig:
+        """The table of the pass."""
+        first = self.tables[0]
+        # Each is a stack of its own, so that a slot is a row of its array.
+        return replace(
+            first, name=self.name, vocabulary_size=self.slots, optimizer=(first.optimizer, first.combiner)
+        )
+
+
+def pass_tables(features: Sequence[FeatureConfig], optimizer: Optimizer) -> tuple[PassTable, ...]:
+    """The tables of a pass, without slots.
+
+    Raises:
+      EmbeddingError: for tables that cannot be tiered.
+    """
+    tables = unique_tables(features)
+    if wrong := [
+        messages.not_tiered(t.name, what)
+        for t in tables
+        for what, is_wrong in (
+            (f"placement={t.placement}", t.placement != RowWise()),
+            (f"compression={t.compression}", t.compression != Uncompressed()),
+        )
+        if is_wrong
+    ]:
+        raise EmbeddingError(*wrong)
+    alike: dict[Hashable, list[TableConfig]] = {}
+    for t in tables:
+        alike.setdefault((t.embedding_dim, t.dtype, t.optimizer, t.combiner), []).append(t)
+    out = list[PassTable]()
+    for group in alike.values():
+        lookups = sum(((f.input_shape or (0, 1))[1:] and _most(f)) or 1 for f in features if f.table in group)
+        name = f"pass{len(out)}_dim{group[0].embedding_dim}"
+        made = PassTable(name, tuple(group), lookups, slots=1)
+        out.append(replace(made, width=_width(made, optimizer)))
+    return tuple(out)
+
+
+def _most(feature: FeatureConfig) -> int:
+    """Ids of an example, as far as a feature says it."""
+    return int((feature.input_shape or (0, 1))[-1] or 1)
+
+
+def _width(table: PassTable, optimizer: Optimizer) -> int:
+    """Bytes of a slot: of the rows, and of what the optimizer has for them."""
+    tables = Collection((FeatureConfig("any", table.config),), spread=False, multiple=1)
+    (stack,) = tables.stacks.values()
+    params: PyTree = {stack.name: struct((1009, stack.shape[1]), stack.tables[0].dtype)}
+    tree = params, jax.eval_shape(optimizer.init, params)
+    maps = {stack.name: replace(stack.row_map, lead=(1009,))}
+    return sum(f.bytes for f in RowCodec.of(tree, maps, stack.name).fields)
+
+
+def with_slots(
+    tables: Sequence[PassTable], device_bytes: float, shards: int, multiple: int
+) -> tuple[PassTable, ...]:
+    """Tables with as many slots as fit, shared out by how often they are looked up; none has more than rows.
+
+    Arguments:
+      device_bytes: of all slots of a shard.
+      shards: the slots are split over so many.
+      multiple: the slots of a table are a multiple of it.
+
+    Raises:
+      EmbeddingError: if there is no room for the fewest slots.
+    """
+    least = sum(multiple * t.width for t in tables) / shards
+    if device_bytes < least:
+        raise EmbeddingError(messages.device_too_small(device_bytes, least))
+    slots = dict.fromkeys((t.name for t in tables), 0)
+    open_tables, left = list(tables), device_bytes * shards
+    while open_tables:
+        share = left / sum(t.lookups * t.width for t in open_tables)
+        full = [t for t in open_tables if t.rows <= share * t.lookups]
+        for t in full or open_tables:
+            wanted = t.rows if full else int(share * t.lookups)
+            rounded = math.ceil(wanted / multiple) if full else wanted // multiple
+            slots[t.name] = multiple * max(1, rounded)
+            left -= slots[t.name] * t.width
+        open_tables = [t for t in open_tables if t not in full] if full else []
+    return tuple(replace(t, slots=slots[t.name]) for t in tables)
+
+
+def collection(features: Sequence[FeatureConfig], tables: Sequence[PassTable], multiple: int) -> Collection:
+    """The collection of a pass: the same features, which look slots up."""
+    of = {own: t.config for t in tables for own in t.tables}
+    found = tuple(replace(f, table=of[f.table]) for f in features)
+    return Collection(
+        found, spread=False, multiple=math.gcd(multiple, 1 << 15) if np.log2(multiple) > 15 else multiple
+    )

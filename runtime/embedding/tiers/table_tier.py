@@ -1,0 +1,130 @@
+"""One table over three tiers: devices, host and disk. A row is newest on the devices, then on the host."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+
+from sbp.runtime.embedding.key_index import UNKNOWN
+from sbp.runtime.embedding.tiers.device_rows import DeviceRows
+from sbp.runtime.embedding.tiers.host_cache import HostCache, RowSources
+from sbp.runtime.embedding.tiers.part_stores import PartStores
+from sbp.runtime.embedding.tiers.rates import TierRates
+from sbp.runtime.embedding.tiers.row_codec import RowCodec
+from sbp.runtime.embedding.tiers.segment import Keys, Rows
+from sbp.runtime.embedding.tiers.slots import KeySlots, SlotMoves, SlotTable, part_of
+
+
+@dataclass
+class TableTier:
+    """The rows of one table of a pass, wherever they are.
+
+    Arguments:
+      stores: of the rows on disk.
+      cache: of those on the host.
+      codec: of rows.
+      device: the arrays.
+      new: makes rows of keys that nobody has written.
+      rates: what was moved.
+    """
+
+    stores: PartStores
+    cache: HostCache
+    codec: RowCodec
+    device: DeviceRows
+    new: Callable[[Keys], Rows]
+    rates: TierRates = field(default_factory=TierRates)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def own(self, moved: KeySlots) -> Keys:
+        """The keys whose rows this process has."""
+        if len(self.stores.own) == self.stores.parts:
+            return moved.keys
+        return moved.keys[np.isin(part_of(moved.keys, self.stores.parts), self.stores.own)]
+
+    def fetch(self, moves: SlotMoves) -> None:
+        """Brings rows that come next from the disk to the host, as many as it has room for.
+
+        Rows on the host that the disk does not have are written first if they are many: nothing has to be
+        written then when rows come back from the devices.
+        """
+        began = time.perf_counter()
+        with self._lock:
+            if 2 * self.cache.dirty_rows > self.cache.slots:
+                self.cache.flush()
+            found = self.cache.fetch(self.own(moves.incoming), self.new)
+        self.rates += TierRates(sources=found, fetch_seconds=time.perf_counter() - began)
+
+    def exchange(self, arrays: Sequence[jax.Array], moves: SlotMoves, step: int) -> Sequence[jax.Array]:
+        """The arrays with the rows of a pass, after those that leave went to the host.
+
+        Arguments:
+          step: the last one that has changed the rows that leave.
+        """
+        began = time.perf_counter()
+        with self._lock:
+            for piece in self.device.pieces(moves.outgoing):
+                rows = self.codec.rows(self.device.read(arrays, piece))
+                self.cache.write(piece.keys, rows, step=step)
+            before = self.cache.sources
+            for piece in self.device.pieces(moves.incoming):
+                arrays = self.device.write(
+                    arrays, piece, self.codec.lines(self._rows(piece.keys, taken=True))
+                )
+            after = self.cache.sources
+        late = RowSources(0, after.disk - before.disk, after.new - before.new)
+        self.rates += TierRates(
+            rows=len(moves.slots),
+            device=len(moves.slots) - len(moves.incoming),
+            sources=late,
+            written=len(moves.outgoing),
+            move_seconds=time.perf_counter() - began,
+            passes=1,
+        )
+        return arrays
+
+    def _rows(self, keys: Keys, *, taken: bool = False) -> Rows:
+        """The rows of keys that are not on the devices."""
+        read = self.cache.read(keys, taken=taken)
+        if not read.found.all():
+            read.rows[~read.found] = self.new(keys[~read.found])
+        return read.rows
+
+    def read(self, arrays: Sequence[jax.Array], slots: SlotTable, keys: Keys) -> Rows:
+        """The newest rows of some keys, wherever they are; sorted, each once, all of this process."""
+        out = np.empty((len(keys), self.codec.width), np.uint8)
+        at = slots.find(keys)
+        there = at != UNKNOWN
+        for piece in self.device.pieces(KeySlots(keys[there], at[there])):
+            rows = self.codec.rows(self.device.read(arrays, piece))
+            out[np.searchsorted(keys, piece.keys)] = rows
+        if not there.all():
+            with self._lock:
+                out[~there] = self._rows(keys[~there])
+        return out
+
+    def write_back(self, arrays: Sequence[jax.Array], slots: SlotTable, step: int) -> None:
+        """Copies the rows on the devices to the host."""
+        with self._lock:
+            for piece in self.device.pieces(slots.occupied()):
+                rows = self.codec.rows(self.device.read(arrays, piece))
+                self.cache.write(piece.keys, rows, step=step)
+
+    def commit(self) -> dict[int, int]:
+        """Writes what the host has to the disk, as a version of each part.
+
+        Raises:
+          StoreError: if the disk is full or cannot be written; the versions before stay.
+        """
+        with self._lock:
+            self.cache.flush()
+            return self.stores.commit()
+
+    def close(self) -> None:
+        """Lets other processes have the stores; what was not committed is lost."""
+        self.stores.close()

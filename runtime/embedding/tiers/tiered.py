@@ -1,0 +1,371 @@
+"""Tables larger than the devices, and than the host: a training sees those rows that its pass needs."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from numpy.typing import ArrayLike
+
+from sbp.compat.untyped import PyTree, partition_spec, struct
+from sbp.errors import EmbeddingError, StoreError
+from sbp.lazy import Optimizer
+from sbp.options import bytes_of
+from sbp.placement import Placement, as_placement
+from sbp.runtime.embedding.collection import Collection
+from sbp.runtime.embedding.initial import RowMaker
+from sbp.runtime.embedding.keys import TABLE_BITS, as_integers, range_problem, unify
+from sbp.runtime.embedding.row_access import stack_leaves
+from sbp.runtime.embedding.tables import FeatureConfig
+from sbp.runtime.embedding.tiers import messages
+from sbp.runtime.embedding.tiers.device_rows import DeviceRows
+from sbp.runtime.embedding.tiers.host_cache import HostCache
+from sbp.runtime.embedding.tiers.new_rows import NewRows, state_order
+from sbp.runtime.embedding.tiers.part_stores import PartStores
+from sbp.runtime.embedding.tiers.pass_tables import PassTable, collection, pass_tables, with_slots
+from sbp.runtime.embedding.tiers.passes import TierPass
+from sbp.runtime.embedding.tiers.rates import TierRates
+from sbp.runtime.embedding.tiers.row_codec import RowCodec
+from sbp.runtime.embedding.tiers.segment import Keys
+from sbp.runtime.embedding.tiers.slots import NOBODY, SlotTable
+from sbp.runtime.embedding.tiers.table_tier import TableTier
+from sbp.runtime.processes.process_group import process_group
+
+CACHE_SHARE = 0.5
+"""Of the host's budget; the rest is for two passes of batches, their keys, and rows on their way."""
+PIECE_SHARE = 1 / 64
+"""Of the host's budget, and of the devices', that rows on their way take at once."""
+MOST_PIECE_BYTES = 1 << 25
+
+Versions = dict[str, dict[int, int]]
+"""Of each table and part, the version of its store."""
+
+
+class Tiered:
+    """Tables over three tiers: rows of a pass on the devices, others on the host, all on a disk.
+
+    Arguments:
+      tables: a collection, or features, whose tables are `RowWise`.
+      optimizer: of the tables, as the step has it: it begins the state of new rows.
+      placement, axes: as of `Collection.in_sbp`.
+      device: what the rows of a pass may take on each device, with their optimizer's state: bytes, or a text
+        such as "4GB".
+      host: what rows, keys and waiting batches may take of each process's memory, in the same form.
+      ssd: a folder for the rows. Of several processes each has those of its own devices there.
+      batches: of a pass, at most; a pass has fewer where their rows would not fit.
+      parts: of the stores. As many processes can share them.
+
+    Raises:
+      EmbeddingError: for tables that cannot be tiered, and budgets that are too small.
+      ArgumentError: for what is no amount of memory.
+    """
+
+    def __init__(
+        self,
+        tables: Collection | Sequence[FeatureConfig],
+        optimizer: Optimizer,
+        placement: Placement | jax.sharding.Mesh,
+        *,
+        device: float | str,
+        host: float | str,
+        ssd: str | os.PathLike[str],
+        axes: Sequence[str] | None = None,
+        batches: int = 64,
+        parts: int = 8,
+    ) -> None:
+        self.features = tables.features if isinstance(tables, Collection) else tuple(tables)
+        self.placement = as_placement(placement, "Tiered(placement)")
+        self.axes = self.placement.axes if axes is None else tuple(axes)
+        self.optimizer, self.folder, self.batches, self.parts = optimizer, Path(ssd), batches, parts
+        self.device_bytes = float(bytes_of(device, "Tiered(device=...)") or 0)
+        self.host_bytes = float(bytes_of(host, "Tiered(host=...)") or 0)
+        if wrong := [messages.count(n, x) for n, x in (("batches", batches), ("parts", parts)) if x < 1]:
+            raise EmbeddingError(*wrong)
+        sizes = dict(zip(self.placement.axes, self.placement.shape, strict=True))
+        self.shards = math.prod(sizes.get(a, 1) for a in self.axes)
+        multiple = math.lcm(self.shards, parts)
+        self.pass_tables = with_slots(
+            pass_tables(self.features, optimizer), self.device_bytes, self.shards, multiple
+        )
+        self.tables = collection(self.features, self.pass_tables, multiple)
+        every = [t for p in self.pass_tables for t in p.tables]
+        if len(every) >= 1 << TABLE_BITS:
+            raise EmbeddingError(messages.too_many_tables(len(every)))
+        self.numbers = {t.name: n for n, t in enumerate(every)}
+        self.slots = self._empty()
+        self.step = 0
+        self._waited = TierRates()
+        self._key: jax.Array | None = None
+        self._is_wide = False
+        self._versions: Versions | None = None
+        self._begins_empty = True
+        self._tiers: dict[str, TableTier] = {}
+        self._worker = ThreadPoolExecutor(1, "sbp-tiers")
+
+    # -- what a training needs
+
+    def init(self, key: jax.Array) -> dict[str, jax.Array]:
+        """Parameters for a pass, one array per stack, with rows of nobody: rows come when a pass begins.
+
+        Arguments:
+          key: as of `Collection.init`: rows begin as they would there.
+        """
+        self._key, self._is_wide = key, jnp.zeros(()).dtype == np.float64
+        shardings = self.tables.shardings(self.placement, self.axes)
+        return {
+            name: jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=shardings[name])(
+                s.shape, s.tables[0].dtype
+            )
+            for name, s in self.tables.stacks.items()
+        }
+
+    @property
+    def rates(self) -> TierRates:
+        """What was moved, of all tables."""
+        return sum((t.rates for t in self._tiers.values()), self._waited)
+
+    # -- between passes
+
+    def fetch(self, coming: TierPass) -> Future[None]:
+        """Brings rows of a coming pass to the host, beside training."""
+
+        def fetch() -> None:
+            for name, moves in coming.moves.items():
+                self._tiers[name].fetch(moves)
+
+        return self._worker.submit(fetch)
+
+    def await_fetch(self, fetched: Future[None] | None) -> None:
+        """Waits for rows that are being fetched.
+
+        Raises:
+          StoreError: if they cannot be read.
+        """
+        began = time.perf_counter()
+        if fetched is not None:
+            fetched.result()
+        self._waited += TierRates(wait_seconds=time.perf_counter() - began)
+
+    def exchange(self, state: PyTree, begins: TierPass, step: int) -> PyTree:
+        """The state with the rows of a pass; the arrays by row of the old one are gone.
+
+        Arguments:
+          step: the last one that has changed the state.
+
+        Raises:
+          StoreError: if rows cannot be read or written.
+          EmbeddingError: if the state is not of these tables and this optimizer.
+        """
+        self._open(state)
+        leaves, structure = jax.tree.flatten(state)
+        for name, moves in begins.moves.items():
+            at = self._leaves(state, name)
+            for i, x in zip(
+                at, self._tiers[name].exchange([leaves[i] for i in at], moves, step), strict=True
+            ):
+                leaves[i] = x
+        self.slots, self.step = self._tables(begins.slots), step
+        out: PyTree = jax.tree.unflatten(structure, leaves)
+        return out
+
+    # -- rows, wherever they are
+
+    def read(self, state: PyTree, table: str, ids: ArrayLike) -> PyTree:
+        """Some rows of one table, of every array that has a line per row, wherever they are.
+
+        Arguments:
+          state: of the training.
+          table: its name.
+          ids: "n", on the host; all processes ask for the same.
+
+        Returns:
+          the tree with "n ..." for arrays of the table, and None for all other leaves.
+
+        Raises:
+          EmbeddingError: if there is no such table, or an id is out of range.
+        """
+        self._open(state)
+        keys, place = self._keys_of(table, ids)
+        name = next(p.name for p in self.pass_tables if table in (t.name for t in p.tables))
+        leaves, structure = jax.tree.flatten(state)
+        at, tier = self._leaves(state, name), self._tiers[name]
+        rows = tier.read([leaves[i] for i in at], self.slots[name], keys)
+        lines = tier.codec.lines(rows)
+        out: list[Any] = [None] * len(leaves)
+        for i, x in zip(at, lines, strict=True):
+            out[i] = x[place]
+        found: PyTree = jax.tree.unflatten(structure, out)
+        return found
+
+    def save(self, state: PyTree) -> Versions:
+        """Writes all rows to the disk, those on the devices too, and returns the versions of the stores.
+
+        Raises:
+          StoreError: if the disk is full or cannot be written; what was there stays.
+        """
+        self._open(state)
+        leaves = jax.tree.leaves(state)
+        for name, tier in self._tiers.items():
+            tier.write_back([leaves[i] for i in self._leaves(state, name)], self.slots[name], self.step)
+        return self.commit()
+
+    def commit(self) -> Versions:
+        """Writes the rows that the host has to the disk, and returns the versions of the stores.
+
+        A checkpoint of the devices' arrays, and these, are one state.
+
+        Raises:
+          StoreError: as `save`.
+        """
+
+        def commit() -> Versions:
+            return {name: tier.commit() for name, tier in self._tiers.items()}
+
+        own = self._worker.submit(commit).result() if self._tiers else (self._versions or {})
+        others = process_group()
+        if others is None:
+            return own
+        every = others.gathered("versions of rows", {n: [*v.items()] for n, v in own.items()})
+        out: Versions = {}
+        for one in every:
+            for name, found in one.items():
+                out.setdefault(name, {}).update({int(part): int(v) for part, v in found})
+        return out
+
+    def keep(self, versions: Sequence[Versions]) -> None:
+        """Lets go of rows that no version of these has, nor the last one."""
+        for name, tier in self._tiers.items():
+            self._worker.submit(tier.stores.keep, [v[name] for v in versions if name in v]).result()
+
+    def open(self, slots: Mapping[str, Keys] | None = None, versions: Versions | None = None) -> None:
+        """Begins with rows that are there.
+
+        Arguments:
+          slots: the keys of the rows on the devices; None for none.
+          versions: of the stores; None for the last.
+
+        Raises:
+          EmbeddingError: for slots of another budget.
+        """
+        self.close()
+        self._begins_empty, self._versions = False, versions
+        if slots is None:
+            return
+        if {n: len(x) for n, x in slots.items()} != {p.name: p.slots for p in self.pass_tables}:
+            there = ", ".join(f"{len(x):,}" for x in slots.values())
+            raise EmbeddingError(
+                messages.other_slots(there, ", ".join(f"{p.slots:,}" for p in self.pass_tables))
+            )
+        self.slots = self._tables(slots)
+
+    def close(self) -> None:
+        """Lets other processes have the stores; rows that were not committed are lost."""
+        self._worker.submit(lambda: None).result()
+        for tier in self._tiers.values():
+            tier.close()
+        self._tiers, self._versions, self.slots = {}, None, self._empty()
+
+    # -- inside
+
+    def _empty(self) -> dict[str, SlotTable]:
+        return self._tables({p.name: np.full(p.slots, NOBODY) for p in self.pass_tables})
+
+    def _tables(self, keys: Mapping[str, Keys]) -> dict[str, SlotTable]:
+        return {name: SlotTable(x, self.parts, self.shards) for name, x in keys.items()}
+
+    def _keys_of(self, table: str, ids: ArrayLike) -> tuple[Keys, Any]:
+        """The keys of some ids, sorted, each once, and where each id's is."""
+        config = next((t for p in self.pass_tables for t in p.tables if t.name == table), None)
+        if config is None:
+            raise EmbeddingError(messages.no_table(table, [*self.numbers]))
+        given = as_integers(ids, f"read(..., {table!r}, ids)")
+        wrong = (
+            given
+            if not isinstance(given, np.ndarray)
+            else range_problem(given, config.vocabulary_size, f"read(..., {table!r}, ids)")
+        )
+        if wrong is not None:
+            raise EmbeddingError(wrong)
+        keys = unify(self.numbers[table], np.asarray(given)).view(np.uint64)
+        return np.unique(keys, return_inverse=True)
+
+    def _stack(self, name: str) -> str:
+        return self.tables.stack_of(name)
+
+    def _leaves(self, state: PyTree, name: str) -> list[int]:
+        """Which leaves of a state have a line per row of a table."""
+        stack = self._stack(name)
+        found = stack_leaves(state, self.tables.row_maps)
+        return [i for i, leaf in enumerate(found) if leaf is not None and leaf.stack == stack]
+
+    def _open(self, state: PyTree) -> None:
+        """Opens the stores, at the first sight of a state."""
+        if self._tiers:
+            return
+        if self._key is None:
+            raise EmbeddingError(messages.no_key())
+        opened = dict[str, TableTier]()
+        try:
+            for table in self.pass_tables:
+                opened[table.name] = self._tier(self._key, state, table)
+        except BaseException:
+            for tier in opened.values():
+                tier.close()
+            raise
+        self._tiers = opened
+
+    def _tier(self, key: jax.Array, state: PyTree, table: PassTable) -> TableTier:
+        """The tiers of one table."""
+        stack, at = self._stack(table.name), self._leaves(state, table.name)
+        arrays = [jax.tree.leaves(state)[i] for i in at]
+        codec = RowCodec.of(state, self.tables.row_maps, stack)
+        rows = NamedSharding(self.placement.mesh, partition_spec(self.axes or None))
+        lies = [rows.is_equivalent_to(x.sharding, x.ndim) for x in arrays]
+        if not all(lies) or not at:
+            other = [f.path for f, fits in zip(codec.fields, lies, strict=True) if not fits]
+            raise EmbeddingError(messages.other_shardings(table.name, other))
+        params = {stack: struct(self.tables.stacks[stack].shape, table.config.dtype)}
+        order = tuple(state_order(stack, self.optimizer, params, [f.path for f in codec.fields]))
+        codec = RowCodec(tuple(replace(f, path=f.path.replace(stack, "rows")) for f in codec.fields))
+        maker, first = RowMaker(table.tables, key), self.numbers[table.tables[0].name]
+        new = NewRows(maker, first, stack, self.optimizer, codec, order, self._is_wide)
+        piece = min(self._piece_rows(codec.width), table.slots // self.shards)
+        device = DeviceRows(codec.fields, table.slots, rows, piece)
+        layout = f"{codec.layout}; of {', '.join(t.name for t in table.tables)}"
+        versions = None if self._versions is None else self._versions.get(table.name, {})
+        own, folder = self._own_parts(device), self.folder / table.name
+        stores = PartStores(folder, self.parts, own, codec.width, layout, versions)
+        try:
+            if self._begins_empty and len(stores):
+                raise messages.rows_there(folder, len(stores))
+            share = table.slots * table.width / sum(p.slots * p.width for p in self.pass_tables)
+            cache = HostCache(stores, int(self.host_bytes * CACHE_SHARE * share))
+        except StoreError:
+            stores.close()
+            raise
+        return TableTier(stores, cache, codec, device, new)
+
+    def _piece_rows(self, width: int) -> int:
+        """Rows of a shard that are moved at once."""
+        most = min(self.host_bytes, self.device_bytes * self.shards) * PIECE_SHARE
+        return max(1, int(min(most, MOST_PIECE_BYTES) / width / self.shards))
+
+    def _own_parts(self, device: DeviceRows) -> list[int]:
+        """The parts that lie on devices of this process."""
+        parts, shards = self.parts, self.shards
+        return sorted({p for p in range(parts) for s in device.own_shards if _overlap(p, parts, s, shards)})
+
+
+def _overlap(part: int, parts: int, shard: int, shards: int) -> bool:
+    """Whether a part of all and a shard of all have something in common."""
+    return part * shards < (shard + 1) * parts and shard * parts < (part + 1) * shards
