@@ -107,6 +107,7 @@ class HostCache:
       StoreError: if that is less than a row takes.
 
     >>> import tempfile
+    >>> from sbp.runtime.embedding.tiers.store import RowStore
     >>> folder = tempfile.TemporaryDirectory()
     >>> with RowStore(folder.name, 8) as store:
     ...     cache = HostCache(store, 1000)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import jax
 import numpy as np
+from numpy.typing import NDArray
 
 from sbp.runtime.embedding.key_index import UNKNOWN
 from sbp.runtime.embedding.tiers.device_rows import DeviceRows
@@ -41,11 +42,11 @@ class TableTier:
     rates: TierRates = field(default_factory=TierRates)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def own(self, moved: KeySlots) -> Keys:
-        """The keys whose rows this process has."""
+    def is_own(self, keys: Keys) -> NDArray[np.bool_]:
+        """Which keys have their rows in this process."""
         if len(self.stores.own) == self.stores.parts:
-            return moved.keys
-        return moved.keys[np.isin(part_of(moved.keys, self.stores.parts), self.stores.own)]
+            return np.ones(len(keys), bool)
+        return np.isin(part_of(keys, self.stores.parts), self.stores.own)
 
     def fetch(self, moves: SlotMoves) -> None:
         """Brings rows that come next from the disk to the host, as many as it has room for.
@@ -57,7 +58,8 @@ class TableTier:
         with self._lock:
             if 2 * self.cache.dirty_rows > self.cache.slots:
                 self.cache.flush()
-            found = self.cache.fetch(self.own(moves.incoming), self.new)
+            keys = moves.incoming.keys
+            found = self.cache.fetch(keys[self.is_own(keys)], self.new)
         self.rates += TierRates(sources=found, fetch_seconds=time.perf_counter() - began)
 
     def exchange(self, arrays: Sequence[jax.Array], moves: SlotMoves, step: int) -> Sequence[jax.Array]:
@@ -95,18 +97,25 @@ class TableTier:
             read.rows[~read.found] = self.new(keys[~read.found])
         return read.rows
 
-    def read(self, arrays: Sequence[jax.Array], slots: SlotTable, keys: Keys) -> Rows:
-        """The newest rows of some keys, wherever they are; sorted, each once, all of this process."""
-        out = np.empty((len(keys), self.codec.width), np.uint8)
+    def read(
+        self, arrays: Sequence[jax.Array], slots: SlotTable, keys: Keys
+    ) -> tuple[NDArray[np.intp], Rows]:
+        """The newest rows of those keys that this process has, wherever they are, and which keys these are.
+
+        Arguments:
+          keys: sorted, each once; all processes ask for the same.
+        """
+        mine = np.flatnonzero(self.is_own(keys))
+        rows = np.empty((len(mine), self.codec.width), np.uint8)
         at = slots.find(keys)
         there = at != UNKNOWN
         for piece in self.device.pieces(KeySlots(keys[there], at[there])):
-            rows = self.codec.rows(self.device.read(arrays, piece))
-            out[np.searchsorted(keys, piece.keys)] = rows
-        if not there.all():
+            rows[np.searchsorted(keys[mine], piece.keys)] = self.codec.rows(self.device.read(arrays, piece))
+        others = ~there[mine]
+        if others.any():
             with self._lock:
-                out[~there] = self._rows(keys[~there])
-        return out
+                rows[others] = self._rows(keys[mine][others])
+        return mine, rows
 
     def write_back(self, arrays: Sequence[jax.Array], slots: SlotTable, step: int) -> None:
         """Copies the rows on the devices to the host."""

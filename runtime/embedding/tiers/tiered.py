@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import os
 import time
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from sbp.compat.untyped import PyTree, partition_spec, struct
 from sbp.errors import EmbeddingError, StoreError
@@ -36,7 +37,7 @@ from sbp.runtime.embedding.tiers.pass_tables import PassTable, collection, pass_
 from sbp.runtime.embedding.tiers.passes import TierPass
 from sbp.runtime.embedding.tiers.rates import TierRates
 from sbp.runtime.embedding.tiers.row_codec import RowCodec
-from sbp.runtime.embedding.tiers.segment import Keys
+from sbp.runtime.embedding.tiers.segment import Keys, Rows
 from sbp.runtime.embedding.tiers.slots import NOBODY, SlotTable
 from sbp.runtime.embedding.tiers.table_tier import TableTier
 from sbp.runtime.processes.process_group import process_group
@@ -199,8 +200,8 @@ class Tiered:
         name = next(p.name for p in self.pass_tables if table in (t.name for t in p.tables))
         leaves, structure = jax.tree.flatten(state)
         at, tier = self._leaves(state, name), self._tiers[name]
-        rows = tier.read([leaves[i] for i in at], self.slots[name], keys)
-        lines = tier.codec.lines(rows)
+        mine, own = tier.read([leaves[i] for i in at], self.slots[name], keys)
+        lines = tier.codec.lines(_of_all(mine, own, len(keys)))
         out: list[Any] = [None] * len(leaves)
         for i, x in zip(at, lines, strict=True):
             out[i] = x[place]
@@ -369,3 +370,15 @@ class Tiered:
 def _overlap(part: int, parts: int, shard: int, shards: int) -> bool:
     """Whether a part of all and a shard of all have something in common."""
     return part * shards < (shard + 1) * parts and shard * parts < (part + 1) * shards
+
+
+def _of_all(mine: NDArray[np.intp], own: Rows, count: int) -> Rows:
+    """All rows, of those that each process has."""
+    others = process_group()
+    if others is None:
+        return own
+    out = np.empty((count, own.shape[1]), np.uint8)
+    given = [mine.tolist(), base64.b64encode(own.tobytes()).decode()]
+    for at, text in others.gathered("rows", given):
+        out[at] = np.frombuffer(base64.b64decode(text), np.uint8).reshape(len(at), -1)
+    return out

@@ -1,112 +1,35 @@
 """Tables over three tiers train as one device that holds everything, also where a run is cut off."""
 
-import functools
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import sbp
 from sbp import embedding as em
 from sbp.errors import ArgumentError, EmbeddingError, StoreError
-from sbp.placement import placement
-from sbp.signature import S
-
-STEPS = 24
-KEY = 3
-TABLES = (
-    em.TableConfig("user", 900, 8, combiner="sum", dtype=np.float64),
-    em.TableConfig(
-        "item", 700, 8, initializer=jax.nn.initializers.normal(0.3), combiner="sum", dtype=np.float64
-    ),
-    em.TableConfig("tag", 500, 8, combiner="mean", dtype=np.float64),
+from tests.runtime.embedding.tiers.clicks import (
+    DEVICE,
+    FEATURES,
+    HOST,
+    KEY,
+    PLACEMENT,
+    STEPS,
+    TABLES,
+    TX,
+    alone,
+    clicks,
+    narrow,
+    program,
+    start,
+    step_of,
+    tiered,
+    train,
 )
-FEATURES = (
-    em.FeatureConfig("user", TABLES[0], (None,)),
-    em.FeatureConfig("item", TABLES[1], (None, 3)),
-    em.FeatureConfig("tag", TABLES[2], (None, 2)),
-)
-TX = sbp.rows(optax.adam(0.01))
-
-
-@functools.cache
-def clicks() -> list[tuple[dict[str, Any], np.ndarray]]:
-    """Ids with a long tail: few keys come often, many seldom."""
-    rng = np.random.default_rng(0)
-
-    def ids(size: int, shape: tuple[int, ...]) -> np.ndarray:
-        return np.minimum(rng.pareto(0.25, shape) * 5, size - 1).astype(np.int64)
-
-    def one() -> dict[str, Any]:
-        tags = ids(500, (32, 2))
-        tags[::3, 1] = em.NO_ID
-        weights = rng.uniform(0.5, 2, tags.shape)
-        return {"user": ids(900, (32,)), "item": ids(700, (32, 3)), "tag": em.PaddedBags(tags, weights)}
-
-    return [(one(), rng.normal(size=32)) for _ in range(STEPS)]
-
-
-def step_of(tables: em.Collection) -> Any:
-    def train_step(params: Any, state: Any, batch: Any) -> Any:
-        def loss(params: Any) -> jax.Array:
-            vectors = tables(params, batch[0])
-            return jnp.mean(
-                (jnp.tanh(vectors["user"] * vectors["item"] + vectors["tag"]).sum(1) - batch[1]) ** 2
-            )
-
-        value, slopes = jax.value_and_grad(loss)(params)
-        added, state = TX.update(slopes, state, params)
-        return optax.apply_updates(params, added), state, value
-
-    return train_step
-
-
-@functools.cache
-def alone() -> tuple[em.Collection, Any, list[float]]:
-    """A collection, the state, and the losses of one device that holds everything."""
-    tables = em.Collection(FEATURES)
-    params = tables.init(jax.random.key(KEY))
-    state, losses, once = TX.init(params), list[float](), jax.jit(step_of(tables))
-    for ids, y in clicks():
-        params, state, loss = once(params, state, (jax.tree.map(narrow, ids), y))
-        losses.append(float(loss))
-    return tables, (params, state), losses
-
-
-def narrow(x: np.ndarray) -> np.ndarray:
-    return x.astype(np.int32) if x.dtype == np.int64 else x
-
-
-def tiered(folder: Path, **given: Any) -> em.Tiered:
-    budgets = {"device": "9kB", "host": "60kB", "batches": 3} | given
-    return em.Tiered(FEATURES, TX, PLACEMENT, ssd=folder, **budgets)
-
-
-PLACEMENT = placement("cpu", shape=(8,))
-
-
-@functools.cache
-def program() -> Any:
-    """The step on eight devices; all tests have tables of one size, so it is compiled once."""
-    tables = em.Tiered(FEATURES, TX, PLACEMENT, device="9kB", host="60kB", ssd="nowhere").tables
-    params = jax.eval_shape(tables.init, jax.random.key(0))
-    in_sbp = tables.in_sbp(PLACEMENT), tables.in_sbp(PLACEMENT, like=jax.eval_shape(TX.init, params)), [S(0)]
-    return sbp.compile(step_of(tables), PLACEMENT, in_sbp=in_sbp, donate_argnums=(0, 1))
-
-
-def start(tables: em.Tiered) -> tuple[Any, Any]:
-    params = tables.init(jax.random.key(KEY))
-    return params, TX.init(params)
-
-
-def train(tables: em.Tiered, steps: int, **options: Any) -> Any:
-    return sbp.fit(
-        program(), start(tables), em.TierFeed(tables, clicks()), steps=steps, progress=False, **options
-    )
 
 
 def check_rows(tables: em.Tiered, state: Any) -> None:
@@ -215,7 +138,7 @@ def test_a_state_that_is_not_of_these_tables(tmp_path: Path) -> None:
     tables = tiered(tmp_path)
     with pytest.raises(EmbeddingError, match="no key"):
         tables.read(
-            start(em.Tiered(FEATURES, TX, PLACEMENT, device="9kB", host="60kB", ssd=tmp_path)), "tag", [1]
+            start(em.Tiered(FEATURES, TX, PLACEMENT, device=DEVICE, host=HOST, ssd=tmp_path)), "tag", [1]
         )
     params, state = start(tables)
     with pytest.raises(EmbeddingError, match=r"(?s)arrays with a line per row.*\.mu.*\.nu"):
