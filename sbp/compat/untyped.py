@@ -45,6 +45,7 @@ set_jax: Callable[[str, Any], None] = jax.config.update
 finfo: Callable[[DType], Any] = jnp.finfo
 iinfo: Callable[[DType], Any] = jnp.iinfo
 block_until_ready: Callable[[Tree], Tree] = jax.block_until_ready
+live_arrays: Callable[[], list[jax.Array]] = jax.live_arrays
 optimization_barrier: Callable[[Tree], Tree] = lax.optimization_barrier
 psum: Callable[..., jax.Array] = lax.psum
 pmax: Callable[..., jax.Array] = lax.pmax

@@ -122,14 +122,14 @@ def _versions(state: PyTree) -> Versions:
 
 
 class _Reading:
-    """Passes that a thread cuts: the next one is ready when one begins, and no more than that."""
+    """Passes that a thread cuts: while one trains, the next one is there, and the one behind it is cut."""
 
     def __init__(
         self, cutter: PassCutter, source: AbstractContextManager[Iterable[PyTree]], step: int
     ) -> None:
         self._cutter, self._source, self._step = cutter, source, step
         self._ready: queue.Queue[TierPass | BaseException | None] = queue.Queue()
-        self._wanted, self._stopped = threading.Semaphore(1), threading.Event()
+        self._wanted, self._stopped = threading.Semaphore(2), threading.Event()
         self._thread = threading.Thread(target=self._cut, name="sbp-passes", daemon=True)
         self._left = ExitStack()
         self._drawn: dict[int, TierPass] = {}

@@ -10,14 +10,14 @@ import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sbp.runtime.embedding.key_index import UNKNOWN, KeyIndex
 from sbp.runtime.embedding.tiers import messages
-from sbp.runtime.embedding.tiers.segment import Keys, Rows, Steps
+from sbp.runtime.embedding.tiers.segment import Keys, Rows, RowView, Steps
 from sbp.runtime.embedding.tiers.store import ReadRows
 
 FETCHED_BYTES = 1 << 24
@@ -35,13 +35,13 @@ class Store(Protocol):
     def width(self) -> int:
         """Bytes of a row."""
 
-    def check(self, keys: Keys, rows: Rows | None = None) -> None:
+    def check(self, keys: Keys, rows: Rows | RowView | None = None) -> None:
         """Refuses keys and rows that it cannot take."""
 
     def read(self, keys: Keys) -> ReadRows:
         """The rows of some keys."""
 
-    def write(self, keys: Keys, rows: Rows, *, step: int | Steps) -> None:
+    def write(self, keys: Keys, rows: Rows | RowView, *, step: int | Steps) -> None:
         """Takes rows."""
 
 
@@ -193,7 +193,7 @@ class HostCache:
         here, others = np.flatnonzero(slots != UNKNOWN), np.flatnonzero(slots == UNKNOWN)
         self._put(slots[here], keys[here], rows[here], steps[here], dirty=True)
         left = others[self._hold(keys[others], rows[others], steps[others], dirty=True) :]
-        self.store.write(keys[left], rows[left], step=steps[left])
+        self.store.write(keys[left], RowView(rows, left), step=steps[left])
 
     def fetch(self, keys: Keys, begin: Callable[[Keys], Rows]) -> RowSources:
         """Holds the rows of some keys, as far as there is room. Returns where they were.
@@ -222,15 +222,28 @@ class HostCache:
             found += RowSources(disk=len(wanted) - new, new=new)
         return found
 
+    def clean(self) -> None:
+        """Writes rows that have to go next, if many of these are newer than the store's.
+
+        Raises:
+          StoreError: as `flush`.
+        """
+        last = self._oldest(self.slots // 2)
+        if 2 * np.count_nonzero(self._dirty[last]) > len(last):
+            self._write(last[self._dirty[last]])
+
     def flush(self) -> None:
         """Writes what is newer than the store's to the store.
 
         Raises:
           StoreError: as `RowStore.write`; nothing is lost then.
         """
-        at = np.flatnonzero(self._dirty)
+        self._write(np.flatnonzero(self._dirty))
+
+    def _write(self, at: NDArray[Any]) -> None:
+        """Writes the rows of some slots."""
         at = at[np.argsort(self._keys[at])]
-        self.store.write(self._keys[at], self._rows[at], step=self._steps[at])
+        self.store.write(self._keys[at], RowView(self._rows, at), step=self._steps[at])
         self._dirty[at] = False
 
     # -- slots
@@ -243,7 +256,8 @@ class HostCache:
         self._used[fresh] = self._now
         gone = self._oldest(count - len(fresh))
         if self._dirty[gone].any():
-            self.flush()
+            last = self._oldest(max(len(gone), self.slots // 2))
+            self._write(last[self._dirty[last]])
         self._index.remove(self._keys[gone].view(np.int64))
         self._filled += len(fresh)
         slots = np.concatenate([fresh, gone])

@@ -154,6 +154,13 @@ def pass_too_small(step: int, rows: int, slots: int, needed: int, needed_bytes: 
     )
 
 
+def step_too_large(limit: float, needed: float, rows: float) -> Problem:
+    """A limit of the devices that no pass keeps to."""
+    got = f"{bytes_text(limit)} of each device"
+    why = f"with the smallest pass, whose rows take {bytes_text(rows)}, a step takes this, by XLA"
+    return _tiered(got, f"{bytes_text(needed)} or more", why, "a larger budget, or smaller batches", "a step")
+
+
 def no_ids(names: Sequence[str], found: int) -> Problem:
     """A batch without ids, or with several sets of them."""
     shown = ", ".join(map(repr, names[:4])) + (", ..." if len(names) > 4 else "")

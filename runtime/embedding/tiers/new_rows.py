@@ -20,10 +20,8 @@ from sbp.runtime.embedding.tiers import messages
 from sbp.runtime.embedding.tiers.row_codec import RowCodec
 from sbp.runtime.embedding.tiers.segment import Keys, Rows
 
-LEAST_ROWS = 128
-"""Of a program that makes rows; more are rounded up to a power of two."""
-MOST_ROWS = 1 << 14
-"""Of a program that makes rows."""
+SIZES = 1 << 9, 1 << 14
+"""Rows of the two programs that make rows: of few, and of many."""
 
 
 def state_order(stack: str, optimizer: Optimizer, params: PyTree, leaves: Sequence[str]) -> list[int]:
@@ -74,9 +72,10 @@ class NewRows:
     def __call__(self, keys: Keys) -> Rows:
         """The first rows of some keys."""
         out = np.empty((len(keys), self.codec.width), np.uint8)
-        for begin in range(0, len(keys), MOST_ROWS):
-            part = keys[begin : begin + MOST_ROWS]
-            count = max(LEAST_ROWS, 1 << (len(part) - 1).bit_length())
+        few, many = SIZES
+        for begin in range(0, len(keys), many):
+            part = keys[begin : begin + many]
+            count = few if len(part) <= few else many
             filled = np.concatenate([part, np.zeros(count - len(part), np.uint64)])
             ids = filled & np.uint64((1 << KEY_BITS) - 1)
             seeds = np.where(ids < 1 << 32, ids, mixed(ids)).astype(np.uint32)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sbp.runtime.embedding.tiers.segment import Keys, Rows, Steps
+from sbp.runtime.embedding.tiers.segment import Keys, Rows, RowView, Steps
 from sbp.runtime.embedding.tiers.slots import part_of
 from sbp.runtime.embedding.tiers.store import ReadRows, RowStore
 
@@ -68,7 +68,7 @@ class PartStores:
         """Rows in all segments, as of `RowStore`."""
         return sum(map(len, self._stores.values()))
 
-    def check(self, keys: Keys, rows: Rows | None = None) -> None:
+    def check(self, keys: Keys, rows: Rows | RowView | None = None) -> None:
         """As `RowStore.check`."""
         next(iter(self._stores.values())).check(keys, rows)
 
@@ -82,12 +82,13 @@ class PartStores:
             found[at], steps[at], rows[at] = read.found, read.steps, read.rows
         return ReadRows(found, steps, rows)
 
-    def write(self, keys: Keys, rows: Rows, *, step: int | Steps) -> None:
+    def write(self, keys: Keys, rows: Rows | RowView, *, step: int | Steps) -> None:
         """As `RowStore.write`."""
         self.check(keys, rows)
         steps = np.broadcast_to(np.asarray(step, np.int64), (len(keys),))
+        view = rows if isinstance(rows, RowView) else RowView(rows, np.arange(len(rows)))
         for store, at in self._places(keys):
-            store.write(keys[at], rows[at], step=steps[at])
+            store.write(keys[at], view.part(at), step=steps[at])
 
     def commit(self) -> dict[int, int]:
         """Writes down a version of each part.

@@ -57,6 +57,41 @@ def checks(keys: Keys, steps: Steps, rows: Rows) -> NDArray[np.uint64]:
 
 
 @dataclass(frozen=True)
+class RowView:
+    """Some rows of an array, which are copied only when they are needed, a part at a time.
+
+    Arguments:
+      every: "n width" bytes.
+      at: which of them.
+
+    >>> view = RowView(np.arange(12, dtype=np.uint8).reshape(4, 3), np.array([3, 0, 1]))
+    >>> view.shape, view.part(np.array([0, 2]))[1:].tolist()
+    ((3, 3), [[3, 4, 5]])
+    """
+
+    every: Rows
+    at: NDArray[np.integer[Any]]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """As of an array."""
+        return len(self.at), self.every.shape[1]
+
+    @property
+    def dtype(self) -> np.dtype[np.uint8]:
+        """As of an array."""
+        return self.every.dtype
+
+    def part(self, places: NDArray[np.integer[Any]]) -> RowView:
+        """Some of them."""
+        return RowView(self.every, self.at[places])
+
+    def __getitem__(self, span: slice) -> Rows:
+        found: Rows = self.every[self.at[span]]
+        return found
+
+
+@dataclass(frozen=True)
 class Fences:
     """The first key of each block of a segment, and the checksum of the block's keys."""
 
@@ -234,7 +269,7 @@ def _mapped(path: Path, size: int) -> NDArray[np.uint8]:
 
 
 def write(path: Path, width: int, given: Iterable[tuple[Keys, Steps, Rows]]) -> Segment:
-    """Writes a segment, and waits until it is on the disk.
+    """Writes a segment; `sync` waits until it is on the disk.
 
     Arguments:
       path: of its files, without a suffix.
@@ -258,13 +293,10 @@ def write(path: Path, width: int, given: Iterable[tuple[Keys, Steps, Rows]]) -> 
                     _put(file, x)
                 count += len(keys)
                 fences.append(Fences.of(keys))
-            for file in (keys_file, marks, rows_file):
-                _sync(file)
         first, sums = (np.concatenate([getattr(f, name) for f in fences]) for name in ("first", "sums"))
         with open(path.with_name(path.name + FENCES), "wb") as file:
             _put(file, first)
             _put(file, sums)
-            _sync(file)
     except BaseException:
         remove(path)
         raise
@@ -276,10 +308,15 @@ def _put(file: BinaryIO, x: NDArray[Any]) -> None:
     file.write(memoryview(np.ascontiguousarray(x)).cast("B"))
 
 
-def _sync(file: BinaryIO) -> None:
-    """Waits until a file is on the disk."""
-    file.flush()
-    os.fsync(file.fileno())
+def sync(path: Path) -> None:
+    """Waits until the files of a segment are on the disk.
+
+    Raises:
+      OSError: if they cannot be written; what was written of them might be lost.
+    """
+    for suffix in (*SUFFIXES, FENCES):
+        with open(path.with_name(path.name + suffix), "rb") as file:
+            os.fsync(file.fileno())
 
 
 def remove(path: Path) -> None:

@@ -1,9 +1,9 @@
 """A store of rows by key on a disk: segments, the newest of which has the row of a key, and versions of them.
 
 What is written goes into a new segment. `commit` writes down which segments there are, as a version: after a
-crash a store is what a version says, whole. Segments are merged so that each is larger than all that are
-newer: a search looks into few, and a row is written again a few times in its life (the binary counter of
-O'Neil et al., "The log-structured merge-tree", 1996).
+crash a store is what a version says, whole. Segments are merged, a few at a time, so that each is larger than
+all that are newer: a search looks into few, and a row is written again a few times in its life (O'Neil et
+al., "The log-structured merge-tree", 1996).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from sbp.errors import StoreError
 from sbp.runtime.embedding.tiers import messages, segment
-from sbp.runtime.embedding.tiers.segment import BLOCK, Keys, Rows, Segment, Steps
+from sbp.runtime.embedding.tiers.segment import BLOCK, Keys, Rows, RowView, Segment, Steps
 from sbp.text.json_reader import json_of
 
 FORMAT = 1
@@ -36,6 +36,8 @@ _SEGMENT = re.compile(r"(segment_\d{12})\.(keys|marks|rows|fences)")
 _NEW = "version.new"
 MERGED = 1 << 21
 """Keys of all segments that are merged at a time."""
+FEWEST = 6
+"""Segments that are merged at least: with more a search takes longer, and rows are written again less."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -131,6 +133,7 @@ class RowStore:
                 for x in self._manifest(self.version)
             )
         names = [m[1] for p in self.folder.iterdir() if (m := _SEGMENT.fullmatch(p.name))]
+        self._synced, self._unsure = {s.name for s in self.segments}, set[str]()
         self._number = max((int(name[-12:]) for name in names), default=0)
         self._sweep()
 
@@ -170,10 +173,10 @@ class RowStore:
                 break
         return ReadRows(found, steps, rows)
 
-    def write(self, keys: Keys, rows: Rows, *, step: int | Steps) -> None:
+    def write(self, keys: Keys, rows: Rows | RowView, *, step: int | Steps) -> None:
         """Writes rows as a segment of their own, and merges segments where that is due.
 
-        It returns when all is on the disk; a version has it from the next commit on.
+        A version has it from the next commit on, which waits until all is on the disk.
 
         Arguments:
           keys: "n", sorted, each once.
@@ -206,6 +209,7 @@ class RowStore:
           StoreError: if the disk is full or cannot be written; the versions before it stay.
         """
         with self._lock:
+            self._sync()
             later = [v for v in self.versions if v > self.version]
             number = max([self.version, *later]) + 1
             records = [{"name": s.name, "count": len(s), "fences": s.fences.digest} for s in self.segments]
@@ -250,7 +254,7 @@ class RowStore:
     ) -> None:
         self.close()
 
-    def check(self, keys: Keys, rows: Rows | None = None) -> None:
+    def check(self, keys: Keys, rows: Rows | RowView | None = None) -> None:
         """Checks what is given.
 
         Raises:
@@ -267,9 +271,9 @@ class RowStore:
     # -- segments
 
     def _merge(self) -> None:
-        """Merges segments so that each is larger than all that are newer."""
+        """Merges segments so that each but the last few is larger than all that are newer."""
         sizes = [len(s) for s in self.segments]
-        first = next((k for k in range(len(sizes) - 1) if sizes[k] <= sum(sizes[k + 1 :])), None)
+        first = next((k for k in range(len(sizes) - FEWEST + 1) if sizes[k] <= sum(sizes[k + 1 :])), None)
         if first is not None:
             merged = self._written(_merged(self.segments[first:]), sum(sizes[first:]))
             self.segments = (*self.segments[:first], merged)
@@ -283,6 +287,21 @@ class RowStore:
         except OSError as e:
             raise self._failed(e, most * (self.width + 24)) from e
 
+    def _sync(self) -> None:
+        """Waits until all segments are on the disk. One of which that is not sure is written once more."""
+        for k, each in enumerate(self.segments):
+            if each.name in self._unsure:
+                again = self._written(_merged([each]), len(each))
+                self.segments = (*self.segments[:k], again, *self.segments[k + 1 :])
+        for each in self.segments:
+            if each.name not in self._synced:
+                try:
+                    segment.sync(self.folder / each.name)
+                except OSError as e:
+                    self._unsure.add(each.name)
+                    raise self._failed(e, each.bytes) from e
+                self._synced.add(each.name)
+
     def _sweep(self) -> None:
         """Removes segments that neither a version names nor the store reads."""
         used = {s.name for s in self.segments}
@@ -291,6 +310,8 @@ class RowStore:
         left = {m[1] for p in self.folder.iterdir() if (m := _SEGMENT.fullmatch(p.name))} - used
         for name in left:
             segment.remove(self.folder / name)
+        self._synced -= left
+        self._unsure -= left
 
     # -- versions
 

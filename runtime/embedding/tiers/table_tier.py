@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from sbp.compat.untyped import block_until_ready
 from sbp.runtime.embedding.key_index import UNKNOWN
 from sbp.runtime.embedding.tiers.device_rows import DeviceRows
 from sbp.runtime.embedding.tiers.host_cache import HostCache, RowSources
@@ -51,13 +52,12 @@ class TableTier:
     def fetch(self, moves: SlotMoves) -> None:
         """Brings rows that come next from the disk to the host, as many as it has room for.
 
-        Rows on the host that the disk does not have are written first if they are many: nothing has to be
-        written then when rows come back from the devices.
+        Rows on the host that have to go soon are written first: nothing has to be written then when rows come
+        back from the devices.
         """
         began = time.perf_counter()
         with self._lock:
-            if 2 * self.cache.dirty_rows > self.cache.slots:
-                self.cache.flush()
+            self.cache.clean()
             keys = moves.incoming.keys
             found = self.cache.fetch(keys[self.is_own(keys)], self.new)
         self.rates += TierRates(sources=found, fetch_seconds=time.perf_counter() - began)
@@ -68,6 +68,7 @@ class TableTier:
         Arguments:
           step: the last one that has changed the rows that leave.
         """
+        block_until_ready(arrays)  # the steps before, which take time of their own
         began = time.perf_counter()
         with self._lock:
             for piece in self.device.pieces(moves.outgoing):

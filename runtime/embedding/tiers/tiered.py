@@ -44,7 +44,7 @@ from sbp.runtime.processes.process_group import process_group
 
 CACHE_SHARE = 0.5
 """Of the host's budget; the rest is for two passes of batches, their keys, and rows on their way."""
-PIECE_SHARE = 1 / 64
+PIECE_SHARE = 1 / 8
 """Of the host's budget, and of the devices', that rows on their way take at once."""
 MOST_PIECE_BYTES = 1 << 25
 
