@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import statistics
 import tempfile
+import threading
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -24,6 +27,8 @@ import optax
 import sbp
 from sbp import B, S
 from sbp import embedding as em
+from sbp.runtime.embedding.tiers.budgets import memory_now, rows_within, step_bytes
+from sbp.text.units import bytes_text
 
 DEVICES, WIDTH, FEATURES = 8, 64, 8
 KEY = 1
@@ -123,22 +128,31 @@ class Tiers:
     folder: str
 
     def __post_init__(self) -> None:
-        every = self.args.rows * ROW_BYTES
         self.clicks = Clicks(self.args.rows, self.args.batch)
-        device = every / self.args.device / DEVICES
-        self.tables = em.Tiered(
-            features(self.args.rows),
-            TX,
-            LINE,
-            device=device,
-            host=every * self.args.host,
-            ssd=self.folder,
-            batches=self.args.batches,
-        )
+        self.limit = self.args.rows * ROW_BYTES / self.args.device / DEVICES
+        least = ROW_BYTES * self.args.batch * FEATURES / DEVICES
+        self.tables = self.made(rows_within(self.limit, least, self.step_bytes))
         self.state = begun(self.tables.tables, self.tables.init(jax.random.key(KEY)))
         self.step, self.loss = program(self.tables.tables), math.nan
         fill(self.tables, self.state, self.args.rows)
         self.feed = em.TierFeed(self.tables, self.clicks)
+        self.device_bytes = 0
+
+    def made(self, device: float) -> em.Tiered:
+        """The tables, with a budget of the rows of a pass."""
+        args = self.args
+        host = args.rows * ROW_BYTES * args.host
+        own, folder = features(args.rows), self.folder
+        return em.Tiered(own, TX, LINE, device=device, host=host, ssd=folder, batches=args.batches)
+
+    def step_bytes(self, device: float) -> int:
+        """What a step takes of each device, with a budget of the rows of a pass."""
+        tables = self.made(device).tables
+        rows = {n: jax.ShapeDtypeStruct(s.shape, np.float32) for n, s in tables.stacks.items()}
+        abstract = {"tables": rows, **net()}, jax.eval_shape(TX.init, rows)
+        found = step_bytes(program(tables).lower(*abstract, narrow(self.clicks(0))).compile())
+        print(f"rows of {bytes_text(device)}, a step of {bytes_text(found)} on each device", flush=True)
+        return found
 
     def train(self, coming: Any, first: int, count: int) -> None:
         """Some steps."""
@@ -146,6 +160,7 @@ class Tiers:
             batch = next(coming)
             self.state = self.feed.state_for(i + 1, self.state)
             *self.state, self.loss = self.step(*self.state, batch)
+            self.device_bytes = max(self.device_bytes, memory_now().device)
         jax.block_until_ready(self.state)
 
 
@@ -176,21 +191,17 @@ def speed(args: argparse.Namespace, folder: str) -> None:
 
 
 class Peaks:
-    """The most that is taken, looked at now and then."""
+    """The most that is taken of the host, looked at now and then."""
 
     def __init__(self) -> None:
-        self.now = self.base = memory_now()
+        self.host = self.mapped = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
     def _look(self) -> None:
         while not self._ended.wait(0.02):
-            self.take(memory_now())
-
-    def take(self, now: MemoryNow) -> None:
-        """Notes what is taken now."""
-        most = (max(getattr(self.now, n), getattr(now, n)) for n in ("device", "host", "mapped"))
-        self.now = MemoryNow(*most)
+            now = memory_now()
+            self.host, self.mapped = max(self.host, now.host), max(self.mapped, now.mapped)
 
     def __enter__(self) -> Peaks:
         self._thread.start()
@@ -206,24 +217,31 @@ def budgets(args: argparse.Namespace, folder: str) -> None:
     began = time.perf_counter()
     tiers = Tiers(args, folder)
     (tier,) = tiers.tables._tiers.values()
-    every = args.rows * ROW_BYTES
-    print(f"{bytes_text(every)} of rows written in {time.perf_counter() - began:.0f} s", flush=True)
-    abstract = tiers.step.lower(*tiers.state, *[narrow(tiers.clicks(0))]).compile()
-    temporary = step_bytes(abstract) - memory_now().device
-    with tiers.feed.batches_from(0) as batches, Peaks() as peaks:
+    print(
+        f"{bytes_text(args.rows * ROW_BYTES)} of rows written in {time.perf_counter() - began:.0f} s",
+        flush=True,
+    )
+    with tiers.feed.batches_from(0) as batches:
         coming = iter(batches)
-        for k in range(args.rounds):
-            began = time.perf_counter()
-            tiers.train(coming, k * args.steps, args.steps)
-            seconds = time.perf_counter() - began
-            host = peaks.now.host - peaks.base.host
-            print(
-                f"{seconds:.1f} s, {args.steps * args.batch / seconds:,.0f} clicks/s; device {bytes_text(peaks.now.device)} "
-                f"and {bytes_text(temporary)} in a step of {bytes_text(tiers.tables.device_bytes)}, "
-                f"host {bytes_text(host)} of {bytes_text(tiers.tables.host_bytes)}, {bytes_text(peaks.now.mapped)} mapped, "
-                f"disk {bytes_text(tier.stores.bytes)}; {tiers.feed}",
-                flush=True,
-            )
+        tiers.train(coming, 0, 1)
+        compiled = tiers.step.lower(*tiers.state, tiers.step.abstract_args[2]).compile()
+        stats: Any = compiled.memory_analysis()
+        before = memory_now()
+        with Peaks() as peaks:
+            for k in range(args.rounds):
+                began = time.perf_counter()
+                tiers.train(coming, 1 + k * args.steps, args.steps)
+                seconds = time.perf_counter() - began
+                device = tiers.device_bytes + stats.temp_size_in_bytes
+                host = peaks.host - before.host
+                print(
+                    f"{seconds:.1f} s, {args.steps * args.batch / seconds:,.0f} clicks/s\n"
+                    f"  device {bytes_text(device)} of {bytes_text(tiers.limit)}, "
+                    f"host {bytes_text(host)} of {bytes_text(tiers.tables.host_bytes)}, "
+                    f"{bytes_text(peaks.mapped)} mapped, disk {bytes_text(tier.stores.bytes)}\n"
+                    f"  {tiers.feed}",
+                    flush=True,
+                )
     tiers.tables.close()
 
 

@@ -43,6 +43,8 @@ def memory_now() -> MemoryNow:
     """What is taken now; zeros for the host where the system does not say it."""
     devices = dict[Any, int]()
     for x in live_arrays():
+        if x.is_deleted():
+            continue
         part = math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
         for device in x.sharding.addressable_devices:
             devices[device] = devices.get(device, 0) + part

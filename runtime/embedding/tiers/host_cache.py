@@ -20,7 +20,7 @@ from sbp.runtime.embedding.tiers import messages
 from sbp.runtime.embedding.tiers.segment import Keys, Rows, RowView, Steps
 from sbp.runtime.embedding.tiers.store import ReadRows
 
-FETCHED_BYTES = 1 << 24
+FETCHED_BYTES = 1 << 23
 """Of rows that are read at a time where they are only to be held."""
 
 

@@ -29,7 +29,7 @@ BLOCK = 512
 MARK = np.dtype([("check", "<u8"), ("step", "<i8")])
 SUFFIXES = (".keys", ".marks", ".rows")
 FENCES = ".fences"
-CHUNK_BYTES = 1 << 26
+CHUNK_BYTES = 1 << 23
 """Of rows that are read or written at a time."""
 
 

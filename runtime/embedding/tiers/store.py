@@ -34,7 +34,7 @@ FORMAT = 1
 _VERSION = re.compile(r"version_(\d{12})\.json")
 _SEGMENT = re.compile(r"(segment_\d{12})\.(keys|marks|rows|fences)")
 _NEW = "version.new"
-MERGED = 1 << 21
+MERGED = 1 << 18
 """Keys of all segments that are merged at a time."""
 FEWEST = 6
 """Segments that are merged at least: with more a search takes longer, and rows are written again less."""
