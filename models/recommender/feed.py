@@ -140,7 +140,7 @@ def parsed(piece: Any) -> Batch:
     return criteo.parse(piece)
 
 
-def made(samples: int, held_out: int, seed: int, rows: int | None = None) -> Data:
+def made(samples: int, held_out: int, seed: int, rows: int | None = None, keys: int | None = None) -> Data:
     """The synthetic set.
 
     Arguments:
@@ -148,8 +148,12 @@ def made(samples: int, held_out: int, seed: int, rows: int | None = None) -> Dat
       held_out: to evaluate on.
       seed: of the teacher.
       rows: what keys are hashed to, at most; without it keys are rows.
+      keys: about so many in all; None for those of `CARDINALITIES`.
     """
-    teacher = Teacher.planted(seed=seed)
+    if keys is None:
+        teacher = Teacher.planted(seed=seed)
+    else:
+        teacher = Teacher.planted(synthetic.cardinalities(keys), seed=seed, hashed=True)
     train, test = Drawn(teacher, samples), Drawn(teacher, held_out, start=HELD_OUT)
     sizes = tuple(min(size, rows or size) for size in teacher.cardinalities)
     name = f"{synthetic.NAME} (seed {seed})"

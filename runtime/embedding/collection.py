@@ -25,6 +25,7 @@ from sbp.runtime.embedding.stacking import Stack, joined, name_of, separated, st
 from sbp.runtime.embedding.tables import (
     FeatureConfig,
     TableConfig,
+    check_sizes,
     unique_tables,
 )
 from sbp.signature import B, Signature, Split
@@ -88,6 +89,7 @@ class Collection:
             fix = "a multiple of the number of devices, such as 256"
             raise EmbeddingError(problem("Collection(...)", got, legal, why, fix))
         object.__setattr__(self, "tables", unique_tables(self.features))
+        check_sizes(self.tables)
         object.__setattr__(self, "stacks", stacks_of(self.tables, self.spread, self.multiple))
 
     def init(

@@ -10,8 +10,11 @@ import numpy as np
 
 from sbp.compat.untyped import DType
 from sbp.errors import EmbeddingError, Problem
-from sbp.runtime.embedding.keys import LIMITS, problem
+from sbp.runtime.embedding.keys import KEY_BITS, LIMITS, problem
 from sbp.runtime.embedding.pooling import check_combiner
+
+MOST_IDS = 1 << KEY_BITS
+"""Of a table."""
 
 Initializer: TypeAlias = Callable[[jax.Array, tuple[int, ...], DType], jax.Array]
 """`(key, shape, dtype) -> values`, as in `jax.nn.initializers`."""
@@ -137,7 +140,7 @@ class TableConfig:
 
     Arguments:
       name: of the table.
-      vocabulary_size: the number of ids.
+      vocabulary_size: the number of ids; a `Collection` takes those that an int32 can name, `Tiered` all.
       embedding_dim: the width of a row.
       initializer: as in `jax.nn.initializers`; default: truncated normal of deviation `embedding_dim **
         -0.5`.
@@ -167,9 +170,9 @@ class TableConfig:
         check_combiner(self.combiner, where)
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
         found: list[Problem] = []
-        if not 1 <= self.vocabulary_size <= LIMITS.max or self.embedding_dim < 1:
+        if not 1 <= self.vocabulary_size <= MOST_IDS or self.embedding_dim < 1:
             got = f"{self.vocabulary_size} ids of width {self.embedding_dim}"
-            legal, why = f"1..{LIMITS.max} ids, width 1 or more", "ids are int32 on a device"
+            legal, why = f"1..{MOST_IDS} ids, width 1 or more", f"an id has {KEY_BITS} bits at most"
             found.append(problem(where, got, legal, why, "map keys to fewer ids with a Vocabulary"))
         if not isinstance(self.placement, TableLayout):
             legal = "RowWise(), ColumnWise(), TableWise(groups) or Replicated()"
@@ -264,3 +267,19 @@ def unique_tables(features: Sequence[FeatureConfig]) -> tuple[TableConfig, ...]:
     if found:
         raise EmbeddingError(*dict.fromkeys(found))
     return tuple(tables.values())
+
+
+def check_sizes(tables: Sequence[TableConfig]) -> None:
+    """Raises for tables with more rows than a device can count.
+
+    Raises:
+      EmbeddingError: naming them.
+    """
+    why, legal = "ids are int32 on a device", f"at most {LIMITS.max} ids"
+    fix = "map keys to fewer ids with a Vocabulary; or Tiered, for tables larger than memory"
+    if found := [
+        problem(f"table {t.name!r}", f"{t.vocabulary_size} ids", legal, why, fix)
+        for t in tables
+        if t.vocabulary_size > LIMITS.max
+    ]:
+        raise EmbeddingError(*found)

@@ -68,7 +68,7 @@ def test_logits_are_what_the_teacher_says() -> None:
     batch, found = teacher.batch(5, 0), teacher.logits(5, 0)
     for row in range(5):
         ranks = [f.key.tolist().index(k) for f, k in zip(teacher.features, batch.keys[row], strict=True)]
-        factors = [f.factors[rank] for f, rank in zip(teacher.features, ranks, strict=True)]
+        factors = [f.factor[rank] for f, rank in zip(teacher.features, ranks, strict=True)]
         factors.append(batch.dense[row] @ teacher.dense_factors / 2**0.5)
         pairs = sum(float(factors[i] @ factors[j]) for i in range(6) for j in range(i))
         effects = sum(float(f.effect[rank]) for f, rank in zip(teacher.features, ranks, strict=True))
@@ -77,6 +77,22 @@ def test_logits_are_what_the_teacher_says() -> None:
         expected += scales["interactions"] * pairs / (15 * synthetic.RANK) ** 0.5
         expected += scales["dense"] * float(batch.dense[row] @ teacher.dense) / 2**0.5
         assert found[row] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_feature_of_which_nothing_is_held_is_like_one_that_is() -> None:
+    """Zipf's law, every key once, and numbers of variance 1 that are the same whenever they are asked for."""
+    feature = synthetic.HashedFeature(50_000, 1.2, 4, seed=3)
+    keys = feature.keys(np.arange(50_000))
+    assert sorted(keys.tolist()) == list(range(50_000)) and np.abs(np.diff(keys)).min() > 1000
+    counts = np.bincount(feature.ranks(200_000, np.random.default_rng(0)), minlength=50_000)
+    shares = np.arange(1, 50_001) ** -1.2
+    shares /= shares.sum()
+    for first, last in ((0, 1), (1, 4), (4, 50), (50, 2000), (2000, 50_000)):
+        assert counts[first:last].sum() / 200_000 == pytest.approx(shares[first:last].sum(), rel=0.35)
+    effects, factors = feature.effects(np.arange(50_000)), feature.factors(np.arange(50_000))
+    every = np.concatenate([effects[:, None], factors], axis=1)
+    np.testing.assert_allclose(np.cov(every.T), np.eye(5), atol=0.02)
+    np.testing.assert_array_equal(feature.factors(np.array([7, 9])), factors[[7, 9]])
 
 
 def test_a_logistic_regression_learns_less_than_there_is() -> None:

@@ -12,7 +12,7 @@ from sbp.runtime.embedding.tiers.passes import IdsInBatch, PassCutter, TierPass
 from sbp.runtime.embedding.tiers.slots import NOBODY, SlotTable, part_of
 
 SIZES = {"user": 1000, "item": 1 << 40}
-TABLES = {name: TableConfig(name, 1000, 4) for name in SIZES}
+TABLES = {name: TableConfig(name, size, 4) for name, size in SIZES.items()}
 FEATURES = {"user": "user", "last": "item", "bag": "item"}
 
 
@@ -24,7 +24,7 @@ def cutter(slots: int, most: int = 3, parts: int = 2) -> PassCutter:
 
 def batch(rng: np.random.Generator, size: int) -> dict[str, Any]:
     lengths = rng.integers(0, 3, size)
-    ids = rng.integers(-1, 1000, (size, 2))
+    ids = np.where(rng.random((size, 2)) < 0.2, -1, rng.integers(0, 1 << 40, (size, 2)))
     return {
         "x": rng.normal(size=size),
         "ids": {
