@@ -97,11 +97,11 @@ def as_lists(keys: Keys | Rows) -> tuple[Lists, ...]:
     return tuple(Lists(column, np.arange(len(keys) + 1)) for column in np.ascontiguousarray(keys.T))
 
 
-def padded(keys: Keys, hotness: Sequence[int]) -> Rows:
+def padded(keys: Keys, hotness: Sequence[int], dtype: type[np.integer] = np.int32) -> Keys | Rows:
     """Rows as a model takes them: lists become bags of fixed size."""
     if not isinstance(keys, tuple):
-        return keys.astype(np.int32)
-    return tuple(x.padded(most).astype(np.int32) for x, most in zip(keys, hotness, strict=True))
+        return keys.astype(dtype)
+    return cast("Rows", tuple(x.padded(most).astype(dtype) for x, most in zip(keys, hotness, strict=True)))
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:

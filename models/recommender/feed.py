@@ -45,6 +45,7 @@ class Data:
       teacher: who knows the truth, of synthetic clicks.
       learned: whether keys stay keys, and vocabularies give them rows.
       hotness: the most keys of each feature in a click; none where each has one key.
+      tiered: whether rows come and go, so that an id may have more than 32 bits.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Data:
     teacher: Teacher | None = None
     learned: bool = False
     hotness: tuple[int, ...] = ()
+    tiered: bool = False
 
     def refused(
         self, got: str, legal: str, fix: str, why: str = "models are trained by batches"
@@ -77,7 +79,7 @@ class Data:
             keys = hashed(keys, self.sizes)
         else:
             self._check_range(keys)
-        return replace(batch, keys=padded(keys, self.hotness))
+        return replace(batch, keys=padded(keys, self.hotness, np.int64 if self.tiered else np.int32))
 
     def _check_lists(self, batch: Batch) -> None:
         every = as_lists(batch.keys) if isinstance(batch.keys, tuple) else ()
@@ -223,6 +225,11 @@ class Feed(Generic[Begun]):
         return self.flow
 
 
+def as_it_is(batch: Batch) -> Batch:
+    """The batch on the host."""
+    return batch
+
+
 def copied(batch: Batch) -> Batch:
     """The batch on one device."""
     return jax.block_until_ready(jax.device_put(batch))
@@ -285,3 +292,23 @@ def filled(batch: Batch, size: int) -> Batch:
         np.pad(batch.dense, ((0, missing), (0, 0))),
         tuple(map(longer, keys)) if isinstance(keys, tuple) else longer(keys),
     )
+
+
+def scored(
+    clicks: Flow, scorer: Callable[[Batch], jax.Array], first: Batch
+) -> Iterator[tuple[Batch, jax.Array]]:
+    """Batches and their scores.
+
+    Arguments:
+      scorer: batch -> `[batch]`.
+      first: a batch that it is compiled with, before the clock starts.
+    """
+    jax.block_until_ready(scorer(first))
+    with clicks as batches:
+        for batch in batches:
+            yield batch, scorer(batch)
+
+
+def nothing(_: int) -> Flow:
+    """The batches of a feed that nobody draws from."""
+    return Flow(())

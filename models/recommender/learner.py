@@ -83,16 +83,15 @@ class Model(Protocol):
         """The score of each example, `[batch]`, of dense features and one vector for each other feature."""
 
 
-def collection(
-    sizes: Sequence[int], width: int, layout: TableLayout, devices: int, hotness: Sequence[int] = ()
-) -> Collection:
-    """One table for each categorical feature.
+def features(
+    sizes: Sequence[int], width: int, layout: TableLayout, hotness: Sequence[int] = ()
+) -> tuple[FeatureConfig, ...]:
+    """Categorical features, each with a table of its own.
 
     Arguments:
       sizes: the rows of each.
       width: of a row.
       layout: how the tables are split.
-      devices: over how many.
       hotness: the most keys of each feature in an example; none where each has one key.
     """
     initial = jax.nn.initializers.normal(0.1 * width**-0.5)
@@ -101,8 +100,15 @@ def collection(
         for i, size in enumerate(sizes, 1)
     ]
     shapes = [(None, most) for most in hotness] if hotness else [(None,) for _ in tables]
-    features = tuple(FeatureConfig(t.name, t, shape) for t, shape in zip(tables, shapes, strict=True))
-    return Collection(features, multiple=math.lcm(ROUNDED, devices))
+    return tuple(FeatureConfig(t.name, t, shape) for t, shape in zip(tables, shapes, strict=True))
+
+
+def collection(
+    sizes: Sequence[int], width: int, layout: TableLayout, devices: int, hotness: Sequence[int] = ()
+) -> Collection:
+    """The same as a collection over so many devices."""
+    own = features(sizes, width, layout, hotness)
+    return Collection(own, multiple=math.lcm(ROUNDED, devices))
 
 
 def collection_of(
@@ -127,8 +133,8 @@ def chosen(
       batch: clicks per step.
       optimizer: of the tables.
     """
-    features = collection(sizes, width, RowWise(), placement.size, hotness).features
-    return choose(features, batch, placement, optimizer=sbp.rows(optimizer))
+    own = features(sizes, width, RowWise(), hotness)
+    return choose(own, batch, placement, optimizer=sbp.rows(optimizer))
 
 
 def _by_rows(stack: jax.Array) -> jax.Array:
@@ -167,11 +173,21 @@ class Learner:
             "dense": self.optimizer.init(params["dense"]),
         }
 
-    def start(self, key: jax.Array, placement: Placement) -> tuple[PyTree, PyTree]:
-        """The same parameters and state on devices, each of which makes its own rows of the tables."""
+    def start(
+        self,
+        key: jax.Array,
+        placement: Placement,
+        rows: Callable[[jax.Array], Mapping[str, jax.Array]] | None = None,
+    ) -> tuple[PyTree, PyTree]:
+        """The same parameters and state on devices, each of which makes its own rows of the tables.
+
+        Arguments:
+          rows: makes the tables of their key, where they are not made as a whole.
+        """
         tables, dense = jax.random.split(key)
         made = jax.jit(self.model.init, static_argnums=1)(dense, self.inputs)
-        params = {"tables": self.tables.init(tables, placement), "dense": made}
+        own = self.tables.init(tables, placement) if rows is None else rows(tables)
+        params = {"tables": own, "dense": made}
         state = jax.eval_shape(self.init_state, params)
         shardings = self.tables.shardings(placement, like=state)
         return params, jax.jit(self.init_state, out_shardings=shardings)(params)

@@ -38,6 +38,12 @@ def parser(prog: str, model: Model) -> argparse.ArgumentParser:
     add("--vocabulary", type=int, metavar="N", help="give keys rows as they appear, N in each table")
     add("--evict", choices=tuple(POLICIES), default="lru", help="which key of a full --vocabulary leaves")
     add("--admit", type=int, default=1, metavar="K", help="lookups before --vocabulary gives a key a row")
+    add("--tiered", action="store_true", help="rows on a disk, the host and the devices, in passes")
+    add("--device-budget", default="64MB", metavar="BYTES", help="of --tiered, on each device, for a step")
+    add("--host-budget", default="512MB", metavar="BYTES", help="of --tiered, of each process")
+    add("--ssd", metavar="DIR", help="where --tiered has its rows; default: OUT/rows")
+    add("--pass-batches", type=int, default=64, metavar="N", help="batches of a pass of --tiered, at most")
+    add("--keys", type=int, metavar="N", help="synthetic keys of all features, more than memory holds too")
     most = "the most keys of a feature in a click; for each, or one number for all: 1,1,8"
     add("--hotness", type=hotness, metavar="H", help=most)
     add("--width", type=int, default=16, help="of a row of a table")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +36,7 @@ from models.recommender.options import CHECKED, HASHED_ROWS, parser
 from models.recommender.pace import SHOWN, Pace
 from models.recommender.stages import Flow
 from models.recommender.synthetic import CARDINALITIES, DENSE
+from models.recommender.tiers import TierClicks, Tiers, tiered_data, tiers_of
 from models.recommender.vocabularies import POLICIES, Learning, LearningFeed, Vocabularies
 from sbp import B
 from sbp.placement import Placement
@@ -41,6 +44,8 @@ from sbp.runtime.embedding import Collection
 from sbp.runtime.training.metrics import Log
 
 PyTree: TypeAlias = Any
+Scored: TypeAlias = Callable[[Flow], Iterator[tuple[Batch, jax.Array]]]
+"""Gives the batches of a flow, with the scores of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +106,20 @@ def main(prog: str, model: Model, argv: Sequence[str] | None = None) -> Result:
     inputs = Inputs(len(data.layout.dense), len(data.sizes), args.width)
     rule = OPTIMIZERS[args.optimizer]
     by_rows = rule.make(rule.lr if args.lr is None else args.lr)
-    tables = _tables(args, data, placement, by_rows)
-    learner = Learner(model, inputs, tables, by_rows, optax.adam(args.dense_lr))
+    learning = partial(Learner, model, inputs, table_optimizer=by_rows, optimizer=optax.adam(args.dense_lr))
+    tiers = None
+    if args.tiered:
+        tiers = tiers_of(args, data, placement, lambda tables: learning(tables=tables), train.speaker())
+    learner = learning(tables=tiers.tiered.tables if tiers else _tables(args, data, placement, by_rows))
     train.speaker()(
         f"{type(model).__name__}, {sum(data.sizes):,} rows in {len(data.sizes)} tables, on {data.name}\n"
         f"on {placement}, --table {args.table}, --optimizer {args.optimizer}\n"
     )
     known = None
     if args.vocabulary:
-        known = Vocabularies(tables, POLICIES[args.evict], args.admit, data.hotness)
-    return Run(args, data, learner, placement, known).all(out)
+        known = Vocabularies(learner.tables, POLICIES[args.evict], args.admit, data.hotness)
+    with tiers.tiered if tiers else nullcontext():
+        return Run(args, data, learner, placement, known, tiers).all(out)
 
 
 def _tables(args: argparse.Namespace, data: Data, placement: Placement, by_rows: Any) -> Collection:
@@ -128,6 +137,8 @@ def _data(args: argparse.Namespace) -> Data:
     if args.hotness:
         most = args.hotness * len(found.sizes) if len(args.hotness) == 1 else args.hotness
         found = replace(found, hotness=most)
+    if args.tiered:
+        return tiered_data(args, found)
     if not args.vocabulary:
         return found
     if args.baseline or args.rows:
@@ -141,7 +152,7 @@ def _clicks(args: argparse.Namespace) -> Data:
     """The files of the command line, or synthetic ones."""
     if not args.data:
         samples = args.batch * args.steps if args.samples is None else args.samples
-        return feed.made(samples, args.held_out, args.seed, args.rows)
+        return feed.made(samples, args.held_out, args.seed, args.rows, args.keys)
     layout = PREPARED if args.prepared else CRITEO
     sizes = (args.rows or HASHED_ROWS,) * len(layout.categorical)
     name = f"{len(args.data)} files" if len(args.data) > 1 else args.data[0]
@@ -157,6 +168,7 @@ class Run:
     learner: Learner
     placement: Placement
     vocabularies: Vocabularies | None = None
+    tiers: Tiers | None = None
     say: Callable[..., None] = field(default_factory=train.speaker)
 
     def all(self, out: Path) -> Result:
@@ -170,6 +182,8 @@ class Run:
         step = sbp.compile(self._step, self.placement, in_sbp=every, donate_argnums=(0, 1), options=options)
         batch, start = self.data.first(self.args.batch), self._start()
         first = (batch,) if self.vocabularies is None else self.vocabularies.empty().learn(batch)
+        if self.tiers is not None:
+            first = (self.tiers.fed(feed.nothing).example(batch),)
         plan = step.plan(*start, *first)
         if jax.process_index() == 0:
             plan.save(str(out / "plan.html"))
@@ -196,10 +210,14 @@ class Run:
 
         scorer = sbp.compile(self.learner.scores, self.placement, in_sbp=(in_sbp[0], in_sbp[2]))
         copy = self._looked_up(copy, self.vocabularies)
-        placed, _ = scorer.place(done.state[0], copy(batch))
         name = type(self.learner.model).__name__
-        scores = {name: self.evaluated(name, partial(scorer, placed), copy, done.step)}
-        if self.args.alone or (self.args.alone is None and not self.args.data):
+        if self.tiers is None:
+            placed, _ = scorer.place(done.state[0], copy(batch))
+            scored = self._scored(partial(scorer, placed), copy)
+        else:
+            scored, copy = partial(self.tiers.scored, scorer=scorer, state=done.state), feed.as_it_is
+        scores = {name: self.evaluated(name, scored, copy, done.step)}
+        if self.args.alone or (self.args.alone is None and not self.args.data and self.tiers is None):
             scores[f"{name} on one device"] = self.alone_scored(done.step)
         scores |= self.others(done.step)
         self.say(shown(scores, self.data.name))
@@ -207,7 +225,13 @@ class Run:
 
     def _start(self) -> tuple[PyTree, PyTree]:
         """The first parameters and optimizer state; no device holds more than its share of the tables."""
-        return self.learner.start(jax.random.key(self.args.seed), self.placement)
+        rows = None if self.tiers is None else self.tiers.tiered.init
+        return self.learner.start(jax.random.key(self.args.seed), self.placement, rows)
+
+    @property
+    def _whole(self) -> Learner:
+        """The learner of one device that holds everything."""
+        return self.learner if self.tiers is None else replace(self.learner, tables=self.tiers.whole())
 
     def _flow(
         self, sources: Sequence[feed.Source], cut: feed.Cut, copy: feed.Copy, name: str, skip: int
@@ -223,7 +247,7 @@ class Run:
         """The copy of a batch to evaluate on, with the rows of the keys that have some."""
         return copy if known is None else lambda batch: copy(known.rows(batch))
 
-    def _feed(self, copy: feed.Copy, steps: int, known: Vocabularies | None) -> feed.Feed[Any]:
+    def _feed(self, copy: feed.Copy, steps: int, known: Vocabularies | None) -> feed.Feed[Any] | TierClicks:
         """The batches of a training."""
 
         def begun(first: int, copy: feed.Copy = copy) -> Flow:
@@ -231,6 +255,8 @@ class Run:
             cut = feed.full(self.args.batch, steps - first)
             return self._flow(self.data.train, cut, copy, "train", first)
 
+        if self.tiers is not None and copy is not feed.copied:
+            return self.tiers.fed(lambda n: begun(n, feed.as_it_is))
         if known is None:
             return feed.Feed(begun)
         return LearningFeed(
@@ -263,18 +289,29 @@ class Run:
 
     def alone_scored(self, steps: int) -> Score:
         """The score of the same model, trained by as many steps on one device."""
-        params = jax.jit(self.learner.init)(jax.random.key(self.args.seed))
-        known = self._empty()
-        params, _ = self.alone((params, jax.jit(self.learner.init_state)(params)), steps, known)
-        scorer, copy = partial(jax.jit(self.learner.scores), params), self._looked_up(feed.copied, known)
-        return self.evaluated("one device", scorer, copy, steps)
+        learner, known = self._whole, self._empty()
+        params, _ = self.alone(self._alone_start(), steps, known)
+        copy = self._looked_up(feed.copied, known)
+        return self.evaluated(
+            "one device", self._scored(partial(jax.jit(learner.scores), params), copy), copy, steps
+        )
+
+    def _alone_start(self) -> tuple[PyTree, PyTree]:
+        """The first parameters and state of one device that holds everything."""
+        params = jax.jit(self._whole.init)(jax.random.key(self.args.seed))
+        return params, jax.jit(self._whole.init_state)(params)
+
+    def _scored(self, scorer: Callable[[Batch], jax.Array], copy: feed.Copy) -> Scored:
+        """What scores batches."""
+        return partial(feed.scored, scorer=scorer, first=copy(self.data.first(self.args.batch)))
 
     def alone(
         self, start: tuple[PyTree, PyTree], steps: int, known: Vocabularies | None
     ) -> tuple[PyTree, list[float]]:
         """Parameters and losses of the first steps on one device, in a plain loop."""
         self.say("training on one device")
-        once = jax.jit(self._step, donate_argnums=(0, 1))
+        learner = self._whole
+        once = jax.jit(learner.step if known is None else learner.reset_step, donate_argnums=(0, 1))
         (params, state), losses, pace = start, list[float](), Pace(self.say, -(-steps // SHOWN))
         with self._feed(feed.copied, steps, known).batches_from(0) as batches:
             for batch in batches:
@@ -290,39 +327,49 @@ class Run:
         In 64 bits: Adam and Adagrad divide a gradient by its own size, and a ReLU has a corner, so the
         rounding of 32 bits grows within some tens of steps to differences that say nothing.
         """
+        with tempfile.TemporaryDirectory() as folder:
+            if self.tiers is None:
+                return self._compared(step, copy)
+            tiers = self.tiers.elsewhere(Path(folder))
+            with tiers.tiered:
+                return replace(self, tiers=tiers)._compared(step, copy)
+
+    def _compared(self, step: sbp.Program[..., Any], copy: feed.Copy) -> train.Difference:
         steps, start = min(self.args.steps, CHECKED), sbp.to_host(self._start())
+        first = start if self.tiers is None else self._alone_start()
         with jax.enable_x64(True):
             params, state = (jax.tree.map(_doubled, tree) for tree in start)
             where = f"{self.placement}, in 64 bits"
             done = self.trained(step, (params, state), copy, where, steps, known=self._empty())
             losses = [row["loss"] for row in done.history]
-            alone, expected = self.alone((params, state), steps, self._empty())
-            difference = train.compare(sbp.to_host(done.state[0]), losses, jax.device_get(alone), expected)
+            alone, expected = self.alone(jax.tree.map(_doubled, first), steps, self._empty())
+            here, there = done.state[0], jax.device_get(alone)
+            if self.tiers is not None:  # by table: stacks of slots are others than those of rows
+                rows, whole = self.tiers.rows(done.state), self.tiers.whole()
+                here = {"dense": here["dense"], "tables": rows}
+                there = {"dense": there["dense"], "tables": jax.device_get(whole.unstack(there["tables"]))}
+            difference = train.compare(sbp.to_host(here), losses, there, expected)
         self.say(f"largest difference to one device in {steps} steps of 64 bits: {difference}\n")
         return difference
 
     def _empty(self) -> Vocabularies | None:
         return None if self.vocabularies is None else self.vocabularies.empty()
 
-    def evaluated(
-        self, name: str, scorer: Callable[[Batch], jax.Array], copy: feed.Copy, trained: int
-    ) -> Score:
+    def evaluated(self, name: str, scored: Scored, copy: feed.Copy, trained: int) -> Score:
         """The score of what predicts, on held-out clicks.
 
         Arguments:
-          scorer: batch -> `[batch]`.
+          scored: gives batches of a flow, with scores.
           trained: how many batches the training has taken.
         """
         sources, skip = (self.data.test, 0) if self.data.test else (self.data.train, trained)
         cut = feed.rest(self.args.batch, self.args.held_out)
         clicks = Clicks()
-        # Compiled before the clock starts.
-        jax.block_until_ready(scorer(copy(self.data.first(self.args.batch))))
-        with self._flow(sources, cut, copy, "evaluate", skip) as batches:
-            for batch in batches:
-                label, logits = sbp.to_host((batch.label, scorer(batch)))
-                real = label != feed.NOBODY
-                clicks.add(label[real], logits[real])
+        batches = self._flow(sources, cut, copy, "evaluate", skip)
+        for batch, found in scored(batches):
+            label, logits = sbp.to_host((batch.label, found))
+            real = label != feed.NOBODY
+            clicks.add(label[real], logits[real])
         if not len(clicks):
             raise self.data.refused("no clicks after the training", "some", "--test FILE, or fewer --steps")
         self.say(f"evaluation of {name}\n{batches}\n")
@@ -336,7 +383,7 @@ class Run:
             batches = self.data.batches(self.data.train, self.args.batch, trained)
             weights = logistic.fit(batches, sizes, len(self.data.layout.dense))
             scorer = jax.jit(partial(logistic.logits, weights, sizes=sizes))
-            found[name] = self.evaluated(name, scorer, feed.copied, trained)
+            found[name] = self.evaluated(name, self._scored(scorer, feed.copied), feed.copied, trained)
         if self.data.teacher is not None:
             clicks = Clicks()
             for label, logits in feed.truth(self.data.teacher, self.args.held_out):

@@ -31,7 +31,10 @@ class Stateful(Protocol):
 
 @runtime_checkable
 class MovesState(Stateful, Protocol):
-    """Batches for which a part of the state comes and goes, such as rows of tables larger than devices."""
+    """Batches for which a part of the state comes and goes, such as rows of tables larger than devices.
+
+    Progress shows `str` of them.
+    """
 
     def state_for(self, step: int, state: PyTree) -> PyTree:
         """The state that a step is given, of what the step before has left; in every process."""

@@ -16,7 +16,7 @@ from sbp.passes.explain.internal_errors import under_mesh
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
 from sbp.runtime.program.program import Program
 from sbp.runtime.training import messages
-from sbp.runtime.training.batches import Batches, BatchSource
+from sbp.runtime.training.batches import Batches, BatchSource, MovesState
 from sbp.runtime.training.hooks import hooks_of
 from sbp.runtime.training.interrupt import interruptible
 from sbp.runtime.training.loop import Intervals, Metrics, State, Trainer, TrainingRun
@@ -132,6 +132,8 @@ def fit(
         stack.callback(source.close)
         interrupt = stack.enter_context(interruptible(batch_seconds))
         shown = Progress(steps, stack.enter_context(displayed(steps, progress)))
+        if isinstance(batches, MovesState):
+            shown.beside = batches.__str__
         files = sinks(log) if leads else []
         for file in files:
             stack.callback(file.close)

@@ -26,6 +26,7 @@ from models.recommender.layers import Inputs
 from models.recommender.layout import CRITEO, PREPARED, DataError, Layout
 from models.recommender.learner import OPTIMIZERS, Learner, collection_of
 from models.recommender.synthetic import Drawn, Teacher
+from sbp.errors import EmbeddingError
 from sbp.runtime.training.batches import Feed
 
 
@@ -247,6 +248,29 @@ def test_the_command_with_vocabularies(
     assert "the keys of an exchange\n" in capsys.readouterr().out
     with pytest.raises(ValueError, match="keys have no rows before training"):
         deepfm.main([*options, "--vocabulary", "12", "--rows", "5"])
+
+
+@pytest.mark.full
+def test_the_command_with_tiers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As one device that holds everything, also where a run goes on; bags too."""
+    options = "--tiered --host-budget 2MB --pass-batches 3 --keys 20000 --batch 64 --width 4".split()
+    options += ["--held-out", "128", "--out", str(tmp_path)]
+    small = ["--device-budget", "800kB", "--save-every", "4"]
+    result = deepfm.main(
+        [*options, *small, "--steps", "6", "--check", "--checkpoint", str(tmp_path / "steps")]
+    )
+    assert result.difference is not None
+    assert result.difference.losses < 1e-13 and result.difference.params < 1e-13
+    out = capsys.readouterr().out
+    assert "rows on devices: " in out and " there, the rest " in out and "budgets: " in out
+    more = deepfm.main(
+        [*options, *small, "--steps", "9", "--checkpoint", str(tmp_path / "steps"), "--resume"]
+    )
+    assert more.first == 6 and len(more.losses) == 3 and "DeepFM" in more.scores
+    with pytest.raises(EmbeddingError, match="with the smallest pass"):
+        deepfm.main([*options, "--steps", "1", "--device-budget", "100kB"])
+    with pytest.raises(ValueError, match="tables lie by rows"):
+        deepfm.main([*options, "--steps", "1", "--table", "columns"])
 
 
 def test_held_out_clicks_and_their_truth_are_the_same_rows() -> None:

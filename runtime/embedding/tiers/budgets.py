@@ -18,6 +18,8 @@ from sbp.text.units import bytes_text
 
 MOST_PROBES = 4
 """Compiled steps that are looked at for rows that fit."""
+MARGIN = 0.02
+"""Of a limit, that is aimed below it: what a step takes is no smooth function of its rows."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,10 @@ class MemoryNow:
     device: int
     host: int
     mapped: int
+
+    def most(self, other: MemoryNow) -> MemoryNow:
+        """The larger of each."""
+        return MemoryNow(*(max(x, y) for x, y in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def __str__(self) -> str:
         mapped = f"{bytes_text(self.mapped)} of files mapped"
@@ -78,20 +84,22 @@ def rows_within(limit: float, least: float, needed: Callable[[float], float]) ->
       EmbeddingError: if a step does not keep to the limit with the smallest budget.
 
     >>> rows_within(100.0, 8.0, lambda rows: 20 + 1.5 * rows)
-    53.333333333333336
+    52.0
     """
     rows, before = least, needed(least)
     if before > limit:
         raise EmbeddingError(messages.step_too_large(limit, before, least))
-    tried, more = 2 * least, 0.0
+    tried = 2 * least
     for _ in range(MOST_PROBES):
         more = needed(tried)
-        slope = (more - before) / (tried - rows) if tried != rows else 1.0
+        slope = max((more - before) / (tried - rows), 1.0)
         if more <= limit:
             rows, before = tried, more
-            if limit - more <= 0.01 * limit:
+            if more >= (1 - 2 * MARGIN) * limit:
                 break
-        tried = rows + (limit - before) / max(slope, 1.0)
+        tried = rows + ((1 - MARGIN) * limit - before) / slope
+        if tried <= rows:
+            break
     return rows
 
 

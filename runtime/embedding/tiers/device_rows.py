@@ -73,6 +73,16 @@ class DeviceRows:
         spans = self.sharding.addressable_devices_indices_map((self.slots,)).values()
         return tuple(sorted({(span[0].start or 0) // self.height for span in spans if span is not None}))
 
+    def own_parts(self, parts: int) -> list[int]:
+        """The parts of the slots, of so many, that lie on devices of this process."""
+        # Part p of all, and shard s of all, have something in common.
+        own = self.own_shards
+        return [
+            p
+            for p in range(parts)
+            if any(p * self.shards < (s + 1) * parts and s * parts < (p + 1) * self.shards for s in own)
+        ]
+
     def pieces(self, moved: KeySlots) -> Iterator[RowPiece]:
         """Pieces of some rows; all processes have as many."""
         shard = moved.slots // self.height

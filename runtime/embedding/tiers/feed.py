@@ -56,7 +56,8 @@ class TierFeed:
         self.tiered, self.batches = tiered, batches
         self._reading: _Reading | None = None
         self._named: dict[int, Versions] = {}
-        self._shown = time.monotonic(), TierRates()
+        self._began = time.monotonic()
+        self._shown = self._began, TierRates()
 
     def batches_from(self, step: int) -> _Reading:
         """The batches behind the first `step` ones."""
@@ -72,6 +73,16 @@ class TierFeed:
         """
         assert self._reading is not None, "no batch was drawn"
         return self._reading.state_for(self.tiered, step, state)
+
+    def example(self, batch: PyTree) -> PyTree:
+        """A batch with slots in the place of ids, as it would be alone: to plan a step with.
+
+        Raises:
+          EmbeddingError: for ids that are none of their table, and for a batch that does not fit.
+        """
+        (alone,) = self._cutter().passes([batch], 0)
+        (found,) = alone
+        return found
 
     def get_state(self) -> PyTree:
         """For checkpoints: the keys of the rows on the devices, and versions of all others."""
@@ -99,6 +110,11 @@ class TierFeed:
         (began, before), now = self._shown, (time.monotonic(), self.tiered.rates)
         self._shown = now
         return (now[1] - before).text(now[0] - began)
+
+    @property
+    def total(self) -> str:
+        """What was moved since these batches began, in words."""
+        return self.tiered.rates.text(time.monotonic() - self._began)
 
     def _cutter(self) -> PassCutter:
         tiered = self.tiered
@@ -156,6 +172,8 @@ class _Reading:
 
     def state_for(self, tiered: Tiered, step: int, state: PyTree) -> PyTree:
         """As of `TierFeed`."""
+        if step == self._step + 2:  # the first one has compiled it
+            tiered.begin_measuring()
         for first in sorted(n for n in self._drawn if n <= step):  # fewer where the first batch is left out
             tiered.await_fetch(self._fetched.pop(first, None))
             state = tiered.exchange(state, self._drawn.pop(first), first - 1)

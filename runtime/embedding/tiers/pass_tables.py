@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import jax
-import numpy as np
 
 from sbp.compat.untyped import PyTree, struct
 from sbp.errors import EmbeddingError
@@ -16,6 +18,11 @@ from sbp.runtime.embedding.collection import Collection
 from sbp.runtime.embedding.tables import FeatureConfig, RowWise, TableConfig, Uncompressed, unique_tables
 from sbp.runtime.embedding.tiers import messages
 from sbp.runtime.embedding.tiers.row_codec import RowCodec
+from sbp.text.json_reader import json_of
+
+SLOTS = "slots.json"
+ALIKE = 0.02
+"""How far slots may be from those of a run before, to be the same again."""
 
 
 @dataclass(frozen=True)
@@ -125,10 +132,38 @@ def with_slots(
     return tuple(replace(t, slots=slots[t.name]) for t in tables)
 
 
+def remembered(folder: Path, tables: Sequence[PassTable], multiple: int) -> tuple[PassTable, ...]:
+    """Tables with the slots that they had in the run that has written to a folder, if they are about as many.
+
+    A run that goes on has rows on its devices by slot, and what is measured of a step may differ a little.
+    """
+    try:
+        found = json_of((folder / SLOTS).read_bytes())
+        slots = [int(found[t.name]) for t in tables]
+    except (OSError, ValueError, KeyError, TypeError):
+        return tuple(tables)
+    every = [*zip(slots, tables, strict=True)]
+    if any(n % multiple or abs(n - t.slots) > ALIKE * t.slots for n, t in every):
+        return tuple(tables)
+    return tuple(replace(t, slots=n) for n, t in every)
+
+
+def remember(folder: Path, tables: Sequence[PassTable]) -> None:
+    """Writes down the slots of a run's tables.
+
+    Raises:
+      StoreError: if nothing can be written there.
+    """
+    made = folder / f"{SLOTS}.{os.getpid()}"
+    try:
+        made.write_text(json.dumps({t.name: t.slots for t in tables}))
+        os.replace(made, folder / SLOTS)
+    except OSError as e:
+        raise messages.not_written(folder, e) from None
+
+
 def collection(features: Sequence[FeatureConfig], tables: Sequence[PassTable], multiple: int) -> Collection:
     """The collection of a pass: the same features, which look slots up."""
     of = {own: t.config for t in tables for own in t.tables}
     found = tuple(replace(f, table=of[f.table]) for f in features)
-    return Collection(
-        found, spread=False, multiple=math.gcd(multiple, 1 << 15) if np.log2(multiple) > 15 else multiple
-    )
+    return Collection(found, spread=False, multiple=multiple)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from sbp.runtime.embedding.tiers.rates import TierRates
 from sbp.runtime.embedding.tiers.row_codec import RowCodec
 from sbp.runtime.embedding.tiers.segment import Keys, Rows
 from sbp.runtime.embedding.tiers.slots import KeySlots, SlotMoves, SlotTable, part_of
+from sbp.runtime.processes.process_group import process_group
 
 
 @dataclass
@@ -138,3 +140,20 @@ class TableTier:
     def close(self) -> None:
         """Lets other processes have the stores; what was not committed is lost."""
         self.stores.close()
+
+
+def of_all_processes(mine: NDArray[np.intp], own: Rows, count: int) -> Rows:
+    """All rows, of those that each process has; all come here.
+
+    Arguments:
+      mine: the places of those of this process.
+      count: of all.
+    """
+    others = process_group()
+    if others is None:
+        return own
+    out = np.empty((count, own.shape[1]), np.uint8)
+    given = [mine.tolist(), base64.b64encode(own.tobytes()).decode()]
+    for at, text in others.gathered("rows", given):
+        out[at] = np.frombuffer(base64.b64decode(text), np.uint8).reshape(len(at), -1)
+    return out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 import os
 import time
@@ -16,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from sbp.compat.untyped import PyTree, partition_spec, struct
 from sbp.errors import EmbeddingError, StoreError
@@ -29,17 +28,25 @@ from sbp.runtime.embedding.keys import TABLE_BITS, as_integers, range_problem, u
 from sbp.runtime.embedding.row_access import stack_leaves
 from sbp.runtime.embedding.tables import FeatureConfig
 from sbp.runtime.embedding.tiers import messages
+from sbp.runtime.embedding.tiers.budgets import MemoryNow, memory_now
 from sbp.runtime.embedding.tiers.device_rows import DeviceRows
 from sbp.runtime.embedding.tiers.host_cache import HostCache
 from sbp.runtime.embedding.tiers.new_rows import NewRows, state_order
 from sbp.runtime.embedding.tiers.part_stores import PartStores
-from sbp.runtime.embedding.tiers.pass_tables import PassTable, collection, pass_tables, with_slots
+from sbp.runtime.embedding.tiers.pass_tables import (
+    PassTable,
+    collection,
+    pass_tables,
+    remember,
+    remembered,
+    with_slots,
+)
 from sbp.runtime.embedding.tiers.passes import TierPass
 from sbp.runtime.embedding.tiers.rates import TierRates
 from sbp.runtime.embedding.tiers.row_codec import RowCodec
-from sbp.runtime.embedding.tiers.segment import Keys, Rows
+from sbp.runtime.embedding.tiers.segment import Keys
 from sbp.runtime.embedding.tiers.slots import NOBODY, SlotTable
-from sbp.runtime.embedding.tiers.table_tier import TableTier
+from sbp.runtime.embedding.tiers.table_tier import TableTier, of_all_processes
 from sbp.runtime.processes.process_group import process_group
 
 CACHE_SHARE = 0.5
@@ -95,9 +102,9 @@ class Tiered:
         sizes = dict(zip(self.placement.axes, self.placement.shape, strict=True))
         self.shards = math.prod(sizes.get(a, 1) for a in self.axes)
         multiple = math.lcm(self.shards, parts)
-        self.pass_tables = with_slots(
-            pass_tables(self.features, optimizer), self.device_bytes, self.shards, multiple
-        )
+        groups = pass_tables(self.features, optimizer)
+        found = with_slots(groups, self.device_bytes, self.shards, multiple)
+        self.pass_tables = remembered(self.folder, found, multiple)
         self.tables = collection(self.features, self.pass_tables, multiple)
         every = [t for p in self.pass_tables for t in p.tables]
         if len(every) >= 1 << TABLE_BITS:
@@ -106,6 +113,7 @@ class Tiered:
         self.slots = self._empty()
         self.step = 0
         self._waited = TierRates()
+        self._memory, self._base = MemoryNow(0, 0, 0), 0
         self._key: jax.Array | None = None
         self._is_wide = False
         self._versions: Versions | None = None
@@ -134,6 +142,17 @@ class Tiered:
     def rates(self) -> TierRates:
         """What was moved, of all tables."""
         return sum((t.rates for t in self._tiers.values()), self._waited)
+
+    @property
+    def memory(self) -> MemoryNow:
+        """The most that was taken where passes began; of the host what came after compilation."""
+        return replace(self._memory, host=max(0, self._memory.host - self._base))
+
+    def begin_measuring(self) -> None:
+        """Has `memory` begin now: after compilation, which takes memory that is not of the tiers."""
+        cached = sum(len(t.cache) * t.codec.width for t in self._tiers.values())
+        self._memory = memory_now()
+        self._base = self._memory.host - cached
 
     # -- between passes
 
@@ -168,6 +187,7 @@ class Tiered:
           EmbeddingError: if the state is not of these tables and this optimizer.
         """
         self._open(state)
+        self._memory = self._memory.most(memory_now())
         leaves, structure = jax.tree.flatten(state)
         for name, moves in begins.moves.items():
             at = self._leaves(state, name)
@@ -176,6 +196,7 @@ class Tiered:
             ):
                 leaves[i] = x
         self.slots, self.step = self._tables(begins.slots), step
+        self._memory = self._memory.most(memory_now())
         out: PyTree = jax.tree.unflatten(structure, leaves)
         return out
 
@@ -201,7 +222,7 @@ class Tiered:
         leaves, structure = jax.tree.flatten(state)
         at, tier = self._leaves(state, name), self._tiers[name]
         mine, own = tier.read([leaves[i] for i in at], self.slots[name], keys)
-        lines = tier.codec.lines(_of_all(mine, own, len(keys)))
+        lines = tier.codec.lines(of_all_processes(mine, own, len(keys)))
         out: list[Any] = [None] * len(leaves)
         for i, x in zip(at, lines, strict=True):
             out[i] = x[place]
@@ -276,6 +297,12 @@ class Tiered:
             tier.close()
         self._tiers, self._versions, self.slots = {}, None, self._empty()
 
+    def __enter__(self) -> Tiered:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     # -- inside
 
     def _empty(self) -> dict[str, SlotTable]:
@@ -324,6 +351,7 @@ class Tiered:
                 tier.close()
             raise
         self._tiers = opened
+        remember(self.folder, self.pass_tables)
 
     def _tier(self, key: jax.Array, state: PyTree, table: PassTable) -> TableTier:
         """The tiers of one table."""
@@ -344,7 +372,7 @@ class Tiered:
         device = DeviceRows(codec.fields, table.slots, rows, piece)
         layout = f"{codec.layout}; of {', '.join(t.name for t in table.tables)}"
         versions = None if self._versions is None else self._versions.get(table.name, {})
-        own, folder = self._own_parts(device), self.folder / table.name
+        own, folder = device.own_parts(self.parts), self.folder / table.name
         stores = PartStores(folder, self.parts, own, codec.width, layout, versions)
         try:
             if self._begins_empty and len(stores):
@@ -360,25 +388,3 @@ class Tiered:
         """Rows of a shard that are moved at once."""
         most = min(self.host_bytes, self.device_bytes * self.shards) * PIECE_SHARE
         return max(1, int(min(most, MOST_PIECE_BYTES) / width / self.shards))
-
-    def _own_parts(self, device: DeviceRows) -> list[int]:
-        """The parts that lie on devices of this process."""
-        parts, shards = self.parts, self.shards
-        return sorted({p for p in range(parts) for s in device.own_shards if _overlap(p, parts, s, shards)})
-
-
-def _overlap(part: int, parts: int, shard: int, shards: int) -> bool:
-    """Whether a part of all and a shard of all have something in common."""
-    return part * shards < (shard + 1) * parts and shard * parts < (part + 1) * shards
-
-
-def _of_all(mine: NDArray[np.intp], own: Rows, count: int) -> Rows:
-    """All rows, of those that each process has."""
-    others = process_group()
-    if others is None:
-        return own
-    out = np.empty((count, own.shape[1]), np.uint8)
-    given = [mine.tolist(), base64.b64encode(own.tobytes()).decode()]
-    for at, text in others.gathered("rows", given):
-        out[at] = np.frombuffer(base64.b64decode(text), np.uint8).reshape(len(at), -1)
-    return out
