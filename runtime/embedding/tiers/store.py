@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,15 +27,14 @@ from numpy.typing import NDArray
 
 from sbp.errors import StoreError
 from sbp.runtime.embedding.tiers import messages, segment
-from sbp.runtime.embedding.tiers.segment import BLOCK, Keys, Rows, RowView, Segment, Steps
+from sbp.runtime.embedding.tiers.merging import merged
+from sbp.runtime.embedding.tiers.segment import Keys, Rows, RowView, Segment, Steps
 from sbp.text.json_reader import json_of
 
 FORMAT = 1
 _VERSION = re.compile(r"version_(\d{12})\.json")
 _SEGMENT = re.compile(r"(segment_\d{12})\.(keys|marks|rows|fences)")
 _NEW = "version.new"
-MERGED = 1 << 18
-"""Keys of all segments that are merged at a time."""
 FEWEST = 6
 """Segments that are merged at least: with more a search takes longer, and rows are written again less."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -238,7 +237,7 @@ class RowStore:
 
     def changed(self, since: int) -> Iterator[tuple[Keys, Steps, Rows]]:
         """Keys, steps and rows that were written after a step, in parts, in the order of the keys."""
-        for keys, steps, rows in _merged(self.segments):
+        for keys, steps, rows in merged(self.segments):
             later = steps > since
             yield keys[later], steps[later], rows[later]
 
@@ -275,8 +274,8 @@ class RowStore:
         sizes = [len(s) for s in self.segments]
         first = next((k for k in range(len(sizes) - FEWEST + 1) if sizes[k] <= sum(sizes[k + 1 :])), None)
         if first is not None:
-            merged = self._written(_merged(self.segments[first:]), sum(sizes[first:]))
-            self.segments = (*self.segments[:first], merged)
+            made = self._written(merged(self.segments[first:]), sum(sizes[first:]))
+            self.segments = (*self.segments[:first], made)
             self._sweep()
 
     def _written(self, given: Iterator[tuple[Keys, Steps, Rows]], most: int) -> Segment:
@@ -291,7 +290,7 @@ class RowStore:
         """Waits until all segments are on the disk. One of which that is not sure is written once more."""
         for k, each in enumerate(self.segments):
             if each.name in self._unsure:
-                again = self._written(_merged([each]), len(each))
+                again = self._written(merged([each]), len(each))
                 self.segments = (*self.segments[:k], again, *self.segments[k + 1 :])
         for each in self.segments:
             if each.name not in self._synced:
@@ -367,49 +366,3 @@ class RowStore:
         if error.errno in _FULL:
             return messages.no_space(self.folder, needed, shutil.disk_usage(self.folder).free)
         return messages.not_written(self.folder, error)
-
-
-def _merged(segments: Sequence[Segment]) -> Iterator[tuple[Keys, Steps, Rows]]:
-    """The newest row of each key of segments, oldest first; all parts but the last are of whole blocks.
-
-    A part is overwritten by the next one.
-    """
-    if not segments:
-        return
-    for each in segments:
-        each.check_blocks(np.arange(len(each.fences.first)))
-    width, filled = segments[0].width, 0
-    room = BLOCK + next(segment.parts(sum(map(len, segments)), width)).stop
-    keys, steps, rows = np.empty(room, np.uint64), np.empty(room, np.int64), np.empty((room, width), np.uint8)
-    for found, source, place in _newest(segments):
-        for part in segment.parts(len(found), width):
-            end = filled + part.stop - part.start
-            keys[filled:end] = found[part]
-            for k, each in enumerate(segments):
-                at = np.flatnonzero(source[part] == k)
-                steps[filled + at], rows[filled + at] = each.read(place[part][at])
-            whole = end // BLOCK * BLOCK
-            if whole:
-                yield keys[:whole], steps[:whole], rows[:whole]
-            filled = end - whole
-            for x in (keys, steps, rows):
-                x[:filled] = x[whole:end]
-    if filled:
-        yield keys[:filled], steps[:filled], rows[:filled]
-
-
-def _newest(segments: Sequence[Segment]) -> Iterator[tuple[Keys, NDArray[np.int32], NDArray[np.intp]]]:
-    """Keys of all segments in order, in parts, with which of them has the newest row of each, and where."""
-    every = np.sort(np.concatenate([s.fences.first for s in segments]))
-    cuts = every[:: max(1, MERGED // BLOCK)][1:]
-    ends = [np.append(np.searchsorted(s.keys, cuts), len(s)) for s in segments]
-    begins = [np.append(0, end[:-1]) for end in ends]
-    for k in range(len(cuts) + 1):
-        spans = [np.arange(begin[k], end[k]) for begin, end in zip(begins, ends, strict=True)]
-        keys = np.concatenate([s.keys[span] for s, span in zip(segments, spans, strict=True)])
-        source = np.repeat(np.arange(len(segments), dtype=np.int32), [len(span) for span in spans])
-        order = np.argsort(keys, kind="stable")  # of equal keys the newest is last
-        keys, source, place = keys[order], source[order], np.concatenate(spans)[order]
-        last = np.ones(len(keys), bool)
-        last[:-1] = keys[1:] != keys[:-1]
-        yield keys[last], source[last], place[last]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from sbp.errors import StoreError
-from sbp.runtime.embedding.tiers import segment, store
+from sbp.runtime.embedding.tiers import merging, segment, store
 from sbp.runtime.embedding.tiers.store import RowStore
 from tests.errors.messages import check_message
 
@@ -49,7 +49,7 @@ def history(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writes, commits, ends in good order or not, and openings at a version that is kept."""
     rng = np.random.default_rng(seed)
     monkeypatch.setattr(store, "FEWEST", int(rng.integers(2, 7)))
-    monkeypatch.setattr(store, "MERGED", int(rng.choice([512, 1024, 1 << 21])))
+    monkeypatch.setattr(merging, "MERGED", int(rng.choice([512, 1024, 1 << 21])))
     monkeypatch.setattr(segment, "CHUNK_BYTES", int(rng.choice([1, 1 << 14, 1 << 26])))
     found, now, versions = RowStore(folder, WIDTH), dict[int, tuple[int, bytes]](), dict[int, Model]()
     for step in range(1, 25):
