@@ -35,7 +35,7 @@ class TierClicks(TierFeed):
     """
 
     def __init__(self, tiered: Tiered, clicks: Feed[Flow]) -> None:
-        names = [f.name for f in tiered.features]
+        names = [f.name for f in tiered.own.features]
         super().__init__(tiered, clicks, ids=lambda batch: _columns(batch, names), put=_with_slots)
         self.clicks = clicks
 
@@ -93,21 +93,21 @@ class Tiers:
 
     def rows(self, state: PyTree) -> dict[str, np.ndarray[Any, Any]]:
         """All rows of all tables, by table."""
-        tables = {f.table.name: f.table for f in self.tiered.features}
+        tables = {f.table.name: f.table for f in self.tiered.own.features}
         every = {n: self.tiered.read(state, n, np.arange(t.vocabulary_size)) for n, t in tables.items()}
         return {n: jax.tree.leaves(tree[0])[0] for n, tree in every.items()}
 
     def elsewhere(self, folder: Path) -> Tiers:
         """The same tables without rows."""
-        own = self.tiered
+        given = self.tiered
         made = Tiered(
-            own.features,
-            own.optimizer,
-            own.placement,
-            device=own.device_bytes,
-            host=own.host_bytes,
+            given.own.features,
+            given.optimizer,
+            given.placement,
+            device=given.device_bytes,
+            host=given.host_bytes,
             ssd=folder,
-            batches=own.batches,
+            batches=given.batches,
         )
         return replace(self, tiered=made)
 
@@ -169,11 +169,11 @@ def tiers_of(
 
     limit = float(bytes_of(args.device_budget, "--device-budget") or 0)
     distinct = sum(np.unique(x).size for x in jax.tree.leaves(_columns(batch, [f.name for f in own])))
-    width = made(limit).pass_tables[0].width
+    width = made(limit).own.passes[0].width
     rows = rows_within(limit, 1.5 * distinct * width / placement.size, needed)
     tiered = made(rows)
     say(
-        f"rows on devices: {sum(p.slots for p in tiered.pass_tables):,} of {sum(data.sizes):,}, "
+        f"rows on devices: {sum(p.slots for p in tiered.own.passes):,} of {sum(data.sizes):,}, "
         f"{bytes_text(rows)} of {bytes_text(limit)} on each\n"
     )
     return Tiers(tiered, lambda: Collection(own))

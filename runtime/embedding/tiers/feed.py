@@ -51,7 +51,7 @@ class TierFeed:
             raise EmbeddingError(messages.no_iterator(type(batches).__name__))
         if (ids is None) != (put is None):
             raise EmbeddingError(messages.ids_and_put())
-        mapping = IdsInBatch.mapping(tiered.features)
+        mapping = IdsInBatch.mapping(tiered.own.features)
         self.where = mapping if ids is None or put is None else IdsInBatch(ids, put)
         self.tiered, self.batches = tiered, batches
         self._reading: _Reading | None = None
@@ -72,7 +72,9 @@ class TierFeed:
           EmbeddingError: if the state is not of these tables and their optimizer.
         """
         assert self._reading is not None, "no batch was drawn"
-        return self._reading.state_for(self.tiered, step, state)
+        state = self._reading.state_for(self.tiered, step, state)
+        self.tiered.step = step
+        return state
 
     def example(self, batch: PyTree) -> PyTree:
         """A batch with slots in the place of ids, as it would be alone: to plan a step with.
@@ -118,8 +120,10 @@ class TierFeed:
 
     def _cutter(self) -> PassCutter:
         tiered = self.tiered
-        tables = {t.name: p.name for p in tiered.pass_tables for t in p.tables}
-        features = {f.name: (f, tables[f.table.name], tiered.numbers[f.table.name]) for f in tiered.features}
+        tables = {t.name: p.name for p in tiered.own.passes for t in p.tables}
+        features = {
+            f.name: (f, tables[f.table.name], tiered.own.numbers[f.table.name]) for f in tiered.own.features
+        }
         slots = {n: replace(x, keys=x.keys.copy()) for n, x in tiered.slots.items()}
         return PassCutter(features, slots, self.where, tiered.batches, tiered.device_bytes)
 
@@ -175,11 +179,14 @@ class _Reading:
         if step == self._step + 2:  # the first one has compiled it
             tiered.begin_measuring()
         for first in sorted(n for n in self._drawn if n <= step):  # fewer where the first batch is left out
-            tiered.await_fetch(self._fetched.pop(first, None))
-            state = tiered.exchange(state, self._drawn.pop(first), first - 1)
+            begins = self._drawn.pop(first)
+            if first not in self._fetched:
+                self._fetched[first] = tiered.fetch(begins, state)
+            tiered.await_fetch(self._fetched.pop(first))
+            state = tiered.exchange(state, begins, first - 1)
             self._wanted.release()
         if not self._fetched and not self._drawn and (coming := self._peeked()) is not None:
-            self._fetched[coming.first + 1] = tiered.fetch(coming)
+            self._fetched[coming.first + 1] = tiered.fetch(coming, state)
         return state
 
     # -- inside

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -103,6 +103,11 @@ class PartStores:
         wanted = [*versions]
         for part, store in self._stores.items():
             store.keep({v[part] for v in wanted if part in v})
+
+    def changed(self, since: int) -> Iterator[tuple[Keys, Steps, Rows]]:
+        """As `RowStore.changed`, part after part."""
+        for store in self._stores.values():
+            yield from store.changed(since)
 
     def verify(self) -> None:
         """As `RowStore.verify`."""

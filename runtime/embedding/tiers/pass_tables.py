@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from sbp.compat.untyped import PyTree, struct
-from sbp.errors import EmbeddingError
+from sbp.errors import EmbeddingError, Problem
 from sbp.lazy import Optimizer
 from sbp.runtime.embedding.collection import Collection
+from sbp.runtime.embedding.keys import TABLE_BITS, as_integers, range_problem, unify
+from sbp.runtime.embedding.row_access import stack_leaves
 from sbp.runtime.embedding.tables import FeatureConfig, RowWise, TableConfig, Uncompressed, unique_tables
 from sbp.runtime.embedding.tiers import messages
 from sbp.runtime.embedding.tiers.row_codec import RowCodec
+from sbp.runtime.embedding.tiers.segment import Keys
 from sbp.text.json_reader import json_of
 
 SLOTS = "slots.json"
@@ -162,8 +167,67 @@ def remember(folder: Path, tables: Sequence[PassTable]) -> None:
         raise messages.not_written(folder, e) from None
 
 
-def collection(features: Sequence[FeatureConfig], tables: Sequence[PassTable], multiple: int) -> Collection:
-    """The collection of a pass: the same features, which look slots up."""
-    of = {own: t.config for t in tables for own in t.tables}
-    found = tuple(replace(f, table=of[f.table]) for f in features)
-    return Collection(found, spread=False, multiple=multiple)
+@dataclass(frozen=True)
+class TierTables:
+    """The tables of a training, and those of a pass that stand for them.
+
+    Arguments:
+      features: with their own tables.
+      passes: the tables of a pass.
+      collection: the features with these.
+      numbers: of the own tables, in keys.
+    """
+
+    features: tuple[FeatureConfig, ...]
+    passes: tuple[PassTable, ...]
+    collection: Collection
+    numbers: Mapping[str, int]
+
+    @staticmethod
+    def of(features: Sequence[FeatureConfig], passes: Sequence[PassTable], multiple: int) -> TierTables:
+        """The tables of some features.
+
+        Arguments:
+          multiple: of which slots are multiples.
+
+        Raises:
+          EmbeddingError: if there are more tables than keys can name.
+        """
+        every = [t for p in passes for t in p.tables]
+        if len(every) >= 1 << TABLE_BITS:
+            raise EmbeddingError(messages.too_many_tables(len(every)))
+        of = {own: t.config for t in passes for own in t.tables}
+        found = tuple(replace(f, table=of[f.table]) for f in features)
+        numbers = {t.name: n for n, t in enumerate(every)}
+        made = Collection(found, spread=False, multiple=multiple)
+        return TierTables(tuple(features), tuple(passes), made, numbers)
+
+    def find(self, table: str) -> tuple[PassTable, TableConfig]:
+        """The table of a pass that a table is in, and its own configuration.
+
+        Raises:
+          EmbeddingError: if there is none.
+        """
+        found = [(p, t) for p in self.passes for t in p.tables if t.name == table]
+        if not found:
+            raise EmbeddingError(messages.no_table(table, [*self.numbers]))
+        return found[0]
+
+    def keys(self, table: str, ids: ArrayLike) -> tuple[Keys, NDArray[np.intp]]:
+        """The keys of some ids, sorted, each once, and where each id's is.
+
+        Raises:
+          EmbeddingError: if there is no such table, or an id is none of it.
+        """
+        where, (_, config) = f"read(..., {table!r}, ids)", self.find(table)
+        given = as_integers(ids, where)
+        wrong = given if isinstance(given, Problem) else range_problem(given, config.vocabulary_size, where)
+        if wrong is not None:
+            raise EmbeddingError(wrong)
+        keys = unify(self.numbers[table], ids).view(np.uint64)
+        return np.unique(keys, return_inverse=True)
+
+    def leaves(self, state: PyTree, name: str) -> list[int]:
+        """Which leaves of a state have a line per slot of a table of a pass."""
+        stack, found = self.collection.stack_of(name), stack_leaves(state, self.collection.row_maps)
+        return [i for i, leaf in enumerate(found) if leaf is not None and leaf.stack == stack]

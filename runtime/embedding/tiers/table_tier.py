@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import jax
@@ -16,6 +16,7 @@ from sbp.compat.untyped import block_until_ready
 from sbp.runtime.embedding.key_index import UNKNOWN
 from sbp.runtime.embedding.tiers.device_rows import DeviceRows
 from sbp.runtime.embedding.tiers.host_cache import HostCache, RowSources
+from sbp.runtime.embedding.tiers.new_rows import NewRows
 from sbp.runtime.embedding.tiers.part_stores import PartStores
 from sbp.runtime.embedding.tiers.rates import TierRates
 from sbp.runtime.embedding.tiers.row_codec import RowCodec
@@ -41,7 +42,7 @@ class TableTier:
     cache: HostCache
     codec: RowCodec
     device: DeviceRows
-    new: Callable[[Keys], Rows]
+    new: NewRows
     rates: TierRates = field(default_factory=TierRates)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

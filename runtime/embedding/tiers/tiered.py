@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from sbp.compat.untyped import PyTree, partition_spec, struct
 from sbp.errors import EmbeddingError, StoreError
@@ -24,9 +24,8 @@ from sbp.options import bytes_of
 from sbp.placement import Placement, as_placement
 from sbp.runtime.embedding.collection import Collection
 from sbp.runtime.embedding.initial import RowMaker
-from sbp.runtime.embedding.keys import TABLE_BITS, as_integers, range_problem, unify
-from sbp.runtime.embedding.row_access import stack_leaves
-from sbp.runtime.embedding.tables import FeatureConfig
+from sbp.runtime.embedding.keys import KEY_BITS
+from sbp.runtime.embedding.tables import MOST_IDS, FeatureConfig
 from sbp.runtime.embedding.tiers import messages
 from sbp.runtime.embedding.tiers.budgets import MemoryNow, memory_now
 from sbp.runtime.embedding.tiers.device_rows import DeviceRows
@@ -35,7 +34,7 @@ from sbp.runtime.embedding.tiers.new_rows import NewRows, state_order
 from sbp.runtime.embedding.tiers.part_stores import PartStores
 from sbp.runtime.embedding.tiers.pass_tables import (
     PassTable,
-    collection,
+    TierTables,
     pass_tables,
     remember,
     remembered,
@@ -91,7 +90,7 @@ class Tiered:
         batches: int = 64,
         parts: int = 8,
     ) -> None:
-        self.features = tables.features if isinstance(tables, Collection) else tuple(tables)
+        features = tables.features if isinstance(tables, Collection) else tuple(tables)
         self.placement = as_placement(placement, "Tiered(placement)")
         self.axes = self.placement.axes if axes is None else tuple(axes)
         self.optimizer, self.folder, self.batches, self.parts = optimizer, Path(ssd), batches, parts
@@ -102,14 +101,8 @@ class Tiered:
         sizes = dict(zip(self.placement.axes, self.placement.shape, strict=True))
         self.shards = math.prod(sizes.get(a, 1) for a in self.axes)
         multiple = math.lcm(self.shards, parts)
-        groups = pass_tables(self.features, optimizer)
-        found = with_slots(groups, self.device_bytes, self.shards, multiple)
-        self.pass_tables = remembered(self.folder, found, multiple)
-        self.tables = collection(self.features, self.pass_tables, multiple)
-        every = [t for p in self.pass_tables for t in p.tables]
-        if len(every) >= 1 << TABLE_BITS:
-            raise EmbeddingError(messages.too_many_tables(len(every)))
-        self.numbers = {t.name: n for n, t in enumerate(every)}
+        found = with_slots(pass_tables(features, optimizer), self.device_bytes, self.shards, multiple)
+        self.own = TierTables.of(features, remembered(self.folder, found, multiple), multiple)
         self.slots = self._empty()
         self.step = 0
         self._waited = TierRates()
@@ -122,6 +115,11 @@ class Tiered:
         self._worker = ThreadPoolExecutor(1, "sbp-tiers")
 
     # -- what a training needs
+
+    @property
+    def tables(self) -> Collection:
+        """The tables of a pass, which look slots up."""
+        return self.own.collection
 
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
         """Parameters for a pass, one array per stack, with rows of nobody: rows come when a pass begins.
@@ -156,8 +154,9 @@ class Tiered:
 
     # -- between passes
 
-    def fetch(self, coming: TierPass) -> Future[None]:
+    def fetch(self, coming: TierPass, state: PyTree) -> Future[None]:
         """Brings rows of a coming pass to the host, beside training."""
+        self._open(state)
 
         def fetch() -> None:
             for name, moves in coming.moves.items():
@@ -165,15 +164,14 @@ class Tiered:
 
         return self._worker.submit(fetch)
 
-    def await_fetch(self, fetched: Future[None] | None) -> None:
+    def await_fetch(self, fetched: Future[None]) -> None:
         """Waits for rows that are being fetched.
 
         Raises:
           StoreError: if they cannot be read.
         """
         began = time.perf_counter()
-        if fetched is not None:
-            fetched.result()
+        fetched.result()
         self._waited += TierRates(wait_seconds=time.perf_counter() - began)
 
     def exchange(self, state: PyTree, begins: TierPass, step: int) -> PyTree:
@@ -190,7 +188,7 @@ class Tiered:
         self._memory = self._memory.most(memory_now())
         leaves, structure = jax.tree.flatten(state)
         for name, moves in begins.moves.items():
-            at = self._leaves(state, name)
+            at = self.own.leaves(state, name)
             for i, x in zip(
                 at, self._tiers[name].exchange([leaves[i] for i in at], moves, step), strict=True
             ):
@@ -217,10 +215,10 @@ class Tiered:
           EmbeddingError: if there is no such table, or an id is out of range.
         """
         self._open(state)
-        keys, place = self._keys_of(table, ids)
-        name = next(p.name for p in self.pass_tables if table in (t.name for t in p.tables))
+        keys, place = self.own.keys(table, ids)
+        name = self.own.find(table)[0].name
         leaves, structure = jax.tree.flatten(state)
-        at, tier = self._leaves(state, name), self._tiers[name]
+        at, tier = self.own.leaves(state, name), self._tiers[name]
         mine, own = tier.read([leaves[i] for i in at], self.slots[name], keys)
         lines = tier.codec.lines(of_all_processes(mine, own, len(keys)))
         out: list[Any] = [None] * len(leaves)
@@ -238,8 +236,30 @@ class Tiered:
         self._open(state)
         leaves = jax.tree.leaves(state)
         for name, tier in self._tiers.items():
-            tier.write_back([leaves[i] for i in self._leaves(state, name)], self.slots[name], self.step)
+            tier.write_back([leaves[i] for i in self.own.leaves(state, name)], self.slots[name], self.step)
         return self.commit()
+
+    def changed(
+        self, state: PyTree, table: str, since: int = -1
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]]:
+        """What `save` has left of a table, in parts: ids, the steps that changed their rows, and vectors.
+
+        Arguments:
+          state: of the training.
+          table: its name.
+          since: rows that were not written after this step are left out.
+
+        Raises:
+          EmbeddingError: if there is no such table.
+          StoreError: if bytes are not those that were written.
+        """
+        self._open(state)
+        tier, number = self._tiers[self.own.find(table)[0].name], np.uint64(self.own.numbers[table])
+        vectors = tier.new.order.index(-1)
+        for keys, steps, rows in tier.stores.changed(since):
+            own = keys >> np.uint64(KEY_BITS) == number
+            ids = (keys[own] & np.uint64(MOST_IDS - 1)).astype(np.int64)
+            yield ids, steps[own], tier.codec.lines(rows[own])[vectors]
 
     def commit(self) -> Versions:
         """Writes the rows that the host has to the disk, and returns the versions of the stores.
@@ -283,10 +303,10 @@ class Tiered:
         self._begins_empty, self._versions = False, versions
         if slots is None:
             return
-        if {n: len(x) for n, x in slots.items()} != {p.name: p.slots for p in self.pass_tables}:
+        if {n: len(x) for n, x in slots.items()} != {p.name: p.slots for p in self.own.passes}:
             there = ", ".join(f"{len(x):,}" for x in slots.values())
             raise EmbeddingError(
-                messages.other_slots(there, ", ".join(f"{p.slots:,}" for p in self.pass_tables))
+                messages.other_slots(there, ", ".join(f"{p.slots:,}" for p in self.own.passes))
             )
         self.slots = self._tables(slots)
 
@@ -306,35 +326,10 @@ class Tiered:
     # -- inside
 
     def _empty(self) -> dict[str, SlotTable]:
-        return self._tables({p.name: np.full(p.slots, NOBODY) for p in self.pass_tables})
+        return self._tables({p.name: np.full(p.slots, NOBODY) for p in self.own.passes})
 
     def _tables(self, keys: Mapping[str, Keys]) -> dict[str, SlotTable]:
         return {name: SlotTable(x, self.parts, self.shards) for name, x in keys.items()}
-
-    def _keys_of(self, table: str, ids: ArrayLike) -> tuple[Keys, Any]:
-        """The keys of some ids, sorted, each once, and where each id's is."""
-        config = next((t for p in self.pass_tables for t in p.tables if t.name == table), None)
-        if config is None:
-            raise EmbeddingError(messages.no_table(table, [*self.numbers]))
-        given = as_integers(ids, f"read(..., {table!r}, ids)")
-        wrong = (
-            given
-            if not isinstance(given, np.ndarray)
-            else range_problem(given, config.vocabulary_size, f"read(..., {table!r}, ids)")
-        )
-        if wrong is not None:
-            raise EmbeddingError(wrong)
-        keys = unify(self.numbers[table], np.asarray(given)).view(np.uint64)
-        return np.unique(keys, return_inverse=True)
-
-    def _stack(self, name: str) -> str:
-        return self.tables.stack_of(name)
-
-    def _leaves(self, state: PyTree, name: str) -> list[int]:
-        """Which leaves of a state have a line per row of a table."""
-        stack = self._stack(name)
-        found = stack_leaves(state, self.tables.row_maps)
-        return [i for i, leaf in enumerate(found) if leaf is not None and leaf.stack == stack]
 
     def _open(self, state: PyTree) -> None:
         """Opens the stores, at the first sight of a state."""
@@ -344,18 +339,18 @@ class Tiered:
             raise EmbeddingError(messages.no_key())
         opened = dict[str, TableTier]()
         try:
-            for table in self.pass_tables:
+            for table in self.own.passes:
                 opened[table.name] = self._tier(self._key, state, table)
         except BaseException:
             for tier in opened.values():
                 tier.close()
             raise
         self._tiers = opened
-        remember(self.folder, self.pass_tables)
+        remember(self.folder, self.own.passes)
 
     def _tier(self, key: jax.Array, state: PyTree, table: PassTable) -> TableTier:
         """The tiers of one table."""
-        stack, at = self._stack(table.name), self._leaves(state, table.name)
+        stack, at = self.tables.stack_of(table.name), self.own.leaves(state, table.name)
         arrays = [jax.tree.leaves(state)[i] for i in at]
         codec = RowCodec.of(state, self.tables.row_maps, stack)
         rows = NamedSharding(self.placement.mesh, partition_spec(self.axes or None))
@@ -366,7 +361,7 @@ class Tiered:
         params = {stack: struct(self.tables.stacks[stack].shape, table.config.dtype)}
         order = tuple(state_order(stack, self.optimizer, params, [f.path for f in codec.fields]))
         codec = RowCodec(tuple(replace(f, path=f.path.replace(stack, "rows")) for f in codec.fields))
-        maker, first = RowMaker(table.tables, key), self.numbers[table.tables[0].name]
+        maker, first = RowMaker(table.tables, key), self.own.numbers[table.tables[0].name]
         new = NewRows(maker, first, stack, self.optimizer, codec, order, self._is_wide)
         piece = min(self._piece_rows(codec.width), table.slots // self.shards)
         device = DeviceRows(codec.fields, table.slots, rows, piece)
@@ -377,7 +372,7 @@ class Tiered:
         try:
             if self._begins_empty and len(stores):
                 raise messages.rows_there(folder, len(stores))
-            share = table.slots * table.width / sum(p.slots * p.width for p in self.pass_tables)
+            share = table.slots * table.width / sum(p.slots * p.width for p in self.own.passes)
             cache = HostCache(stores, int(self.host_bytes * CACHE_SHARE * share))
         except StoreError:
             stores.close()

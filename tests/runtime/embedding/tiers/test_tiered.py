@@ -49,6 +49,16 @@ def _wide() -> Any:
         yield
 
 
+def seen(first: int, last: int) -> dict[str, set[int]]:
+    """The ids of each table that some steps look up."""
+    found: dict[str, set[int]] = {}
+    for batch, _ in clicks()[first:last]:
+        for name, ids in batch.items():
+            given = ids.ids if isinstance(ids, em.PaddedBags) else ids
+            found.setdefault(name, set()).update({int(i) for i in given.reshape(-1)} - {em.NO_ID})
+    return found
+
+
 def test_equal_to_one_device_that_holds_everything(tmp_path: Path) -> None:
     tables = tiered(tmp_path)
     done = train(tables, STEPS)
@@ -58,8 +68,20 @@ def test_equal_to_one_device_that_holds_everything(tmp_path: Path) -> None:
     assert moved.passes >= 16 and moved.written > 500 and moved.device > 500
     assert moved.sources.host and moved.sources.disk and moved.sources.new
     check_rows(tables, done.state)
-    # What is on the disk alone is all of it.
+    # What is on the disk alone is all of it, and it says what was changed when.
     tables.save(done.state)
+    since = {n: seen(n, STEPS) for n in (0, 20)}
+    for table in TABLES:
+        every, late = (
+            {
+                int(i): int(s)
+                for ids, steps, _ in tables.changed(done.state, table.name, n)
+                for i, s in zip(ids, steps, strict=True)
+            }
+            for n in (-1, 20)
+        )
+        assert every.keys() == since[0][table.name] and since[20][table.name] <= late.keys() < every.keys()
+        assert max(every.values()) == STEPS
     tables.close()
     again = tiered(tmp_path)
     again.open()
