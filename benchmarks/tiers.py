@@ -2,10 +2,12 @@
 
     python -m benchmarks.tiers speed [--rows 2000000] [--host 2.4]
     python -m benchmarks.tiers budgets [--rows 16000000]
+    python -m benchmarks.tiers equal [--rows 244000]
 
 A net over eight features with Zipf keys of a table each, width 64, Adagrad, on eight devices of the CPU.
 `speed` trains the same clicks with all rows in memory and with rows in passes, in turns, at a size that fits
 both. `budgets` writes all rows to the disk first, trains, and prints the peaks of devices and host.
+`equal` compares all rows in 64 bits with those of one device.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ ROW_BYTES = 2 * 4 * WIDTH
 
 def features(rows: int) -> tuple[em.FeatureConfig, ...]:
     """One for each table; all tables have so many rows together."""
-    tables = [em.TableConfig(f"t{i}", rows // FEATURES, WIDTH, combiner="sum") for i in range(FEATURES)]
+    dtype = jnp.zeros(()).dtype
+    tables = [
+        em.TableConfig(f"t{i}", rows // FEATURES, WIDTH, combiner="sum", dtype=dtype) for i in range(FEATURES)
+    ]
     return tuple(em.FeatureConfig(t.name, t, (None,)) for t in tables)
 
 
@@ -101,6 +106,42 @@ def fill(tiered: em.Tiered, state: Any, rows: int) -> None:
     for part in np.array_split(every, math.ceil(rows * ROW_BYTES / 2**28)):
         tier.stores.write(part, tier.new(part), step=0)
     tier.stores.commit()
+
+
+def equal(args: argparse.Namespace, folder: str) -> None:
+    """All rows, and what the optimizer has of them, beside those of one device that holds everything."""
+    jax.config.update("jax_enable_x64", True)
+    own = features(args.rows)
+    tiered = em.Tiered(
+        own,
+        TX,
+        LINE,
+        device=2 * args.rows * ROW_BYTES / args.device / DEVICES,
+        host=2 * args.rows * ROW_BYTES * args.host,
+        ssd=folder,
+        batches=args.batches,
+    )
+    clicks, whole, steps = Clicks(args.rows, args.batch), em.Collection(own), args.rounds * args.steps
+    feed = em.TierFeed(tiered, clicks)
+    start = begun(tiered.tables, tiered.init(jax.random.key(KEY)))
+    done = sbp.fit(program(tiered.tables), start, feed, steps=steps)
+    params, once = whole.init(jax.random.key(KEY)), jax.jit(step_of(whole), donate_argnums=(0, 1))
+    state: Any = {"tables": params, **net()}, TX.init(params)
+    losses = list[float]()
+    for i in range(steps):
+        *state, loss = once(*state, narrow(clicks(i)))
+        losses.append(float(loss))
+    apart = [abs(a - row["loss"]) for a, row in zip(losses, done.history, strict=True)]
+    rows = list[float]()
+    for f in own:
+        ids = np.arange(args.rows // FEATURES)
+        pair = whole.read(tuple(state), f.name, ids), tiered.read(done.state, f.name, ids)
+        rows += [
+            float(np.abs(np.asarray(x) - y).max()) for x, y in zip(*map(jax.tree.leaves, pair), strict=True)
+        ]
+    print(f"{bytes_text(2 * args.rows * ROW_BYTES)} of rows in 64 bits, {steps} steps; {feed.total}")
+    print(f"largest difference to one device: losses {max(apart):.1e}, rows and their state {max(rows):.1e}")
+    tiered.close()
 
 
 def begun(tables: em.Collection, rows: Any) -> Any:
@@ -248,7 +289,7 @@ def budgets(args: argparse.Namespace, folder: str) -> None:
 def main() -> None:
     """As the command line says."""
     options = argparse.ArgumentParser(prog="python -m benchmarks.tiers", description=__doc__)
-    options.add_argument("what", choices=("speed", "budgets"))
+    options.add_argument("what", choices=("speed", "budgets", "equal"))
     options.add_argument("--rows", type=int, default=2_000_000)
     options.add_argument("--batch", type=int, default=4096)
     options.add_argument("--rounds", type=int, default=8)
@@ -261,7 +302,7 @@ def main() -> None:
     args = options.parse_args()
     jax.config.update("jax_num_cpu_devices", DEVICES)
     with tempfile.TemporaryDirectory() as folder:
-        (speed if args.what == "speed" else budgets)(args, folder)
+        {"speed": speed, "budgets": budgets, "equal": equal}[args.what](args, folder)
 
 
 if __name__ == "__main__":

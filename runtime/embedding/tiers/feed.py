@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -89,7 +88,7 @@ class TierFeed:
     def get_state(self) -> PyTree:
         """For checkpoints: the keys of the rows on the devices, and versions of all others."""
         return {
-            "slots": {name: table.keys.copy() for name, table in self.tiered.slots.items()},
+            "slots": {name: keys.copy() for name, keys in self.tiered.slots.items()},
             "versions": {n: [[p, v] for p, v in of.items()] for n, of in self.tiered.commit().items()},
         }
 
@@ -124,8 +123,9 @@ class TierFeed:
         features = {
             f.name: (f, tables[f.table.name], tiered.own.numbers[f.table.name]) for f in tiered.own.features
         }
-        slots = {n: replace(x, keys=x.keys.copy()) for n, x in tiered.slots.items()}
-        return PassCutter(features, slots, self.where, tiered.batches, tiered.device_bytes)
+        slots = {name: tiered.slot_table(name) for name in tiered.slots}
+        budgets = tiered.device_bytes, tiered.batch_bytes, tiered.host_bytes
+        return PassCutter(features, slots, self.where, tiered.batches, *budgets)
 
     def _source(self, step: int) -> AbstractContextManager[Iterable[PyTree]]:
         given = self.batches

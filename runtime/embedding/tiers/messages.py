@@ -143,6 +143,24 @@ def device_too_small(given: float, least: float) -> Problem:
     return _tiered(f"device={bytes_text(given)}", f"{bytes_text(least)} or more", why, "a larger budget")
 
 
+def host_too_small(given: float, least: float) -> Problem:
+    """A budget of the host that does not hold the keys of a pass."""
+    why = "the host has the key of each slot, a quarter of its budget at most"
+    fix = "a larger budget of the host, or a smaller one of the devices: then a pass has fewer rows"
+    return _tiered(f"host={bytes_text(given)}", f"{bytes_text(least)} or more", why, fix)
+
+
+def batch_too_large(step: int, size: float, share: float, needed: float) -> Problem:
+    """A batch that takes too much of the host."""
+    return _tiered(
+        f"{bytes_text(size)} of arrays",
+        f"{bytes_text(share)}, which the budget of the host has for a pass of batches",
+        "a pass has one batch at least; the host has three passes of them, and the rows",
+        f"host={bytes_text(needed)!r}, or smaller batches",
+        f"the batch of step {step + 1}",
+    )
+
+
 def pass_too_small(step: int, rows: int, slots: int, needed: int, needed_bytes: float) -> Problem:
     """A batch whose rows do not fit."""
     return _tiered(
@@ -176,6 +194,14 @@ def no_iterator(kind: str) -> Problem:
     )
     fix = "a function of the step, a list, or an object with batches_from(step)"
     return _tiered(f"an iterator ({kind})", "batches that can begin at any step", why, fix, "TierFeed(...)")
+
+
+def other_batches(step: int, differing: Sequence[int]) -> Problem:
+    """Processes that do not have the batches of process 0."""
+    got = f"process {', '.join(map(str, differing))} with other batches than process 0"
+    why = "every process moves its own rows of all that a pass needs"
+    fix = "whole batches in each, and fit without own_rows"
+    return _tiered(got, "the same batches in all", why, fix, f"the pass behind step {step}")
 
 
 def ids_and_put() -> Problem:

@@ -25,6 +25,9 @@ from sbp.runtime.embedding.tiers.row_codec import RowCodec
 from sbp.runtime.embedding.tiers.segment import Keys
 from sbp.text.json_reader import json_of
 
+SLOT_BYTES, SLOT_SHARE = 160, 1 / 4
+"""Of the host for each slot: its key and indices, in the pass that trains and in those that are cut; and of
+the host's budget for all of them."""
 SLOTS = "slots.json"
 ALIKE = 0.02
 """How far slots may be from those of a run before, to be the same again."""
@@ -108,12 +111,13 @@ def _width(table: PassTable, optimizer: Optimizer) -> int:
 
 
 def with_slots(
-    tables: Sequence[PassTable], device_bytes: float, shards: int, multiple: int
+    tables: Sequence[PassTable], device_bytes: float, host_bytes: float, shards: int, multiple: int
 ) -> tuple[PassTable, ...]:
     """Tables with as many slots as fit, shared out by how often they are looked up; none has more than rows.
 
     Arguments:
       device_bytes: of all slots of a shard.
+      host_bytes: of the host; the keys of slots take a part of it at most.
       shards: the slots are split over so many.
       multiple: the slots of a table are a multiple of it.
 
@@ -123,6 +127,10 @@ def with_slots(
     least = sum(multiple * t.width for t in tables) / shards
     if device_bytes < least:
         raise EmbeddingError(messages.device_too_small(device_bytes, least))
+    most = SLOT_SHARE * host_bytes / SLOT_BYTES
+    if most < multiple * len(tables):
+        least_host = multiple * len(tables) * SLOT_BYTES / SLOT_SHARE
+        raise EmbeddingError(messages.host_too_small(host_bytes, least_host))
     slots = dict.fromkeys((t.name for t in tables), 0)
     open_tables, left = list(tables), device_bytes * shards
     while open_tables:
@@ -134,6 +142,8 @@ def with_slots(
             slots[t.name] = multiple * max(1, rounded)
             left -= slots[t.name] * t.width
         open_tables = [t for t in open_tables if t not in full] if full else []
+    if (total := sum(slots.values())) > most:
+        return with_slots(tables, max(least, device_bytes * most / total), math.inf, shards, multiple)
     return tuple(replace(t, slots=slots[t.name]) for t in tables)
 
 

@@ -5,6 +5,7 @@ A pass has as many batches as are allowed, and fewer where their rows would not 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -23,6 +24,7 @@ from sbp.runtime.embedding.tables import FeatureConfig
 from sbp.runtime.embedding.tiers import messages
 from sbp.runtime.embedding.tiers.segment import Keys
 from sbp.runtime.embedding.tiers.slots import SlotMoves, SlotTable, part_of
+from sbp.runtime.processes.process_group import process_group
 
 Inputs: TypeAlias = Mapping[str, GivenIds]
 """Of each feature its ids."""
@@ -88,6 +90,21 @@ class TierPass:
             yield self.where.put(batch, slots)
 
 
+def check_alike(begins: TierPass) -> None:
+    """All processes come here, and have the same pass.
+
+    Raises:
+      EmbeddingError: if they have not: each was given batches of its own.
+    """
+    others = process_group()
+    if others is None:
+        return
+    mine = hashlib.sha256(b"".join(begins.slots[name].tobytes() for name in sorted(begins.slots))).hexdigest()
+    first, *rest = others.gathered("a pass", [begins.first, mine])
+    if differing := [n for n, one in enumerate(rest, 1) if one != first]:
+        raise EmbeddingError(messages.other_batches(begins.first, differing))
+
+
 @dataclass
 class _PassTable:
     """The keys of one table in a pass that is being made."""
@@ -106,7 +123,8 @@ class PassCutter:
       slots: by table of the pass.
       where: the ids are in a batch.
       most: batches of a pass.
-      device_bytes: the budget of a device, for messages.
+      device_bytes, host_bytes: the budgets, for messages.
+      batch_bytes: of the batches of a pass, at most.
     """
 
     features: Mapping[str, tuple[FeatureConfig, str, int]]
@@ -114,6 +132,8 @@ class PassCutter:
     where: IdsInBatch
     most: int
     device_bytes: float
+    batch_bytes: float
+    host_bytes: float
 
     def passes(self, batches: Iterable[PyTree], step: int) -> Iterator[TierPass]:
         """The passes of some batches.
@@ -145,6 +165,7 @@ class _Making:
     batches: list[tuple[PyTree, dict[str, tuple[str, GivenIds]]]] = field(default_factory=list)
     tables: dict[str, _PassTable] = field(default_factory=dict)
     ids: int = 0
+    bytes: int = 0
 
     def __post_init__(self) -> None:
         for name, slots in self.cutter.slots.items():
@@ -152,6 +173,9 @@ class _Making:
 
     def add(self, batch: PyTree) -> bool:
         """Takes a batch, unless its rows do not fit; then nothing changes."""
+        size = sum(np.asarray(x).nbytes for x in jax.tree.leaves(batch))
+        if self.bytes + size > self.cutter.batch_bytes:
+            return False
         found = self._keys(batch)
         new = {t: self._new(t, np.concatenate([k for _, k, _ in of])) for t, of in found.items()}
         for table, (_, _, counts) in new.items():
@@ -170,6 +194,7 @@ class _Making:
                 numbered[name] = table, _numbered(given, numbers[at : at + len(keys)])
                 at += len(keys)
         self.ids += sum(len(k) for of in found.values() for _, k, _ in of)
+        self.bytes += size
         self.batches.append((batch, numbered))
         return True
 
@@ -181,7 +206,10 @@ class _Making:
         return TierPass(self.first, self.batches, moves, self.cutter.where, slots, self.ids)
 
     def too_many(self, batch: PyTree) -> Problem:
-        """What to say of a batch whose rows do not fit alone."""
+        """What to say of a batch that does not fit alone."""
+        size, share = sum(np.asarray(x).nbytes for x in jax.tree.leaves(batch)), self.cutter.batch_bytes
+        if size > share:
+            return messages.batch_too_large(self.first, size, share, self.cutter.host_bytes * size / share)
         for table, of in self._keys(batch).items():
             _, fresh, counts = self._new(table, np.concatenate([k for _, k, _ in of]))
             each = self.cutter.slots[table].part_slots

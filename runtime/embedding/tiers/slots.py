@@ -83,13 +83,13 @@ class SlotTable:
     keys: Keys
     parts: int
     chunks: int = 1
-    _used: NDArray[np.int64] = field(init=False)
+    _used: NDArray[np.int32] = field(init=False)
     _pass: int = field(init=False, default=1)
     _index: KeyIndex = field(init=False, default_factory=KeyIndex)
 
     def __post_init__(self) -> None:
         there = np.flatnonzero(self.keys != NOBODY).astype(np.int32)
-        self._used = np.zeros(len(self.keys), np.int64)
+        self._used = np.zeros(len(self.keys), np.int32)
         self._index.add(self.keys[there].view(np.int64), there)
 
     @property

@@ -40,7 +40,7 @@ from sbp.runtime.embedding.tiers.pass_tables import (
     remembered,
     with_slots,
 )
-from sbp.runtime.embedding.tiers.passes import TierPass
+from sbp.runtime.embedding.tiers.passes import TierPass, check_alike
 from sbp.runtime.embedding.tiers.rates import TierRates
 from sbp.runtime.embedding.tiers.row_codec import RowCodec
 from sbp.runtime.embedding.tiers.segment import Keys
@@ -48,8 +48,9 @@ from sbp.runtime.embedding.tiers.slots import NOBODY, SlotTable
 from sbp.runtime.embedding.tiers.table_tier import TableTier, of_all_processes
 from sbp.runtime.processes.process_group import process_group
 
-CACHE_SHARE = 0.5
-"""Of the host's budget; the rest is for two passes of batches, their keys, and rows on their way."""
+CACHE_SHARE, BATCH_SHARE = 1 / 2, 1 / 16
+"""Of the host's budget: for rows, and for the batches of a pass, of which three are held. The rest is for the
+keys of slots, and for rows on their way."""
 PIECE_SHARE = 1 / 8
 """Of the host's budget, and of the devices', that rows on their way take at once."""
 MOST_PIECE_BYTES = 1 << 25
@@ -101,7 +102,8 @@ class Tiered:
         sizes = dict(zip(self.placement.axes, self.placement.shape, strict=True))
         self.shards = math.prod(sizes.get(a, 1) for a in self.axes)
         multiple = math.lcm(self.shards, parts)
-        found = with_slots(pass_tables(features, optimizer), self.device_bytes, self.shards, multiple)
+        budgets = self.device_bytes, self.host_bytes
+        found = with_slots(pass_tables(features, optimizer), *budgets, self.shards, multiple)
         self.own = TierTables.of(features, remembered(self.folder, found, multiple), multiple)
         self.slots = self._empty()
         self.step = 0
@@ -115,6 +117,11 @@ class Tiered:
         self._worker = ThreadPoolExecutor(1, "sbp-tiers")
 
     # -- what a training needs
+
+    @property
+    def batch_bytes(self) -> float:
+        """What the batches of a pass may take of the host."""
+        return self.host_bytes * BATCH_SHARE
 
     @property
     def tables(self) -> Collection:
@@ -182,9 +189,11 @@ class Tiered:
 
         Raises:
           StoreError: if rows cannot be read or written.
-          EmbeddingError: if the state is not of these tables and this optimizer.
+          EmbeddingError: if the state is not of these tables and this optimizer, or if processes have other
+            batches.
         """
         self._open(state)
+        check_alike(begins)
         self._memory = self._memory.most(memory_now())
         leaves, structure = jax.tree.flatten(state)
         for name, moves in begins.moves.items():
@@ -193,7 +202,7 @@ class Tiered:
                 at, self._tiers[name].exchange([leaves[i] for i in at], moves, step), strict=True
             ):
                 leaves[i] = x
-        self.slots, self.step = self._tables(begins.slots), step
+        self.slots, self.step = dict(begins.slots), step
         self._memory = self._memory.most(memory_now())
         out: PyTree = jax.tree.unflatten(structure, leaves)
         return out
@@ -219,7 +228,7 @@ class Tiered:
         name = self.own.find(table)[0].name
         leaves, structure = jax.tree.flatten(state)
         at, tier = self.own.leaves(state, name), self._tiers[name]
-        mine, own = tier.read([leaves[i] for i in at], self.slots[name], keys)
+        mine, own = tier.read([leaves[i] for i in at], self.slot_table(name), keys)
         lines = tier.codec.lines(of_all_processes(mine, own, len(keys)))
         out: list[Any] = [None] * len(leaves)
         for i, x in zip(at, lines, strict=True):
@@ -236,7 +245,9 @@ class Tiered:
         self._open(state)
         leaves = jax.tree.leaves(state)
         for name, tier in self._tiers.items():
-            tier.write_back([leaves[i] for i in self.own.leaves(state, name)], self.slots[name], self.step)
+            tier.write_back(
+                [leaves[i] for i in self.own.leaves(state, name)], self.slot_table(name), self.step
+            )
         return self.commit()
 
     def changed(
@@ -308,7 +319,11 @@ class Tiered:
             raise EmbeddingError(
                 messages.other_slots(there, ", ".join(f"{p.slots:,}" for p in self.own.passes))
             )
-        self.slots = self._tables(slots)
+        self.slots = dict(slots)
+
+    def slot_table(self, name: str) -> SlotTable:
+        """The slots of a table of a pass as they are now; changes of it are nobody else's."""
+        return SlotTable(self.slots[name].copy(), self.parts, self.shards)
 
     def close(self) -> None:
         """Lets other processes have the stores; rows that were not committed are lost."""
@@ -325,11 +340,8 @@ class Tiered:
 
     # -- inside
 
-    def _empty(self) -> dict[str, SlotTable]:
-        return self._tables({p.name: np.full(p.slots, NOBODY) for p in self.own.passes})
-
-    def _tables(self, keys: Mapping[str, Keys]) -> dict[str, SlotTable]:
-        return {name: SlotTable(x, self.parts, self.shards) for name, x in keys.items()}
+    def _empty(self) -> dict[str, Keys]:
+        return {p.name: np.full(p.slots, NOBODY) for p in self.own.passes}
 
     def _open(self, state: PyTree) -> None:
         """Opens the stores, at the first sight of a state."""

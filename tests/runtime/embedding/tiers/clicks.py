@@ -24,13 +24,14 @@ import optax
 import sbp
 from sbp import embedding as em
 from sbp.placement import placement
+from sbp.runtime.embedding.tiers import segment, store
 from sbp.runtime.embedding.tiers.device_rows import DeviceRows
 from sbp.runtime.embedding.tiers.store import RowStore
 from sbp.signature import S
 
 STEPS = 24
 KEY = 3
-DEVICE, HOST = "9kB", "60kB"
+DEVICE, HOST = "9kB", "240kB"
 PLACEMENT = placement("cpu", shape=(8,))
 TABLES = (
     em.TableConfig("user", 900, 8, combiner="sum", dtype=np.float64),
@@ -155,7 +156,15 @@ def killed_behind(calls: int) -> None:
 
         return last
 
-    for place, name in ((os, "fsync"), (DeviceRows, "read"), (DeviceRows, "write"), (RowStore, "read")):
+    store.FEWEST = 2  # so that many segments are merged
+    moments = (
+        (os, "fsync"),
+        (segment, "_put"),
+        (DeviceRows, "read"),
+        (DeviceRows, "write"),
+        (RowStore, "read"),
+    )
+    for place, name in (*moments, (sbp.Program, "__call__")):
         setattr(place, name, before(getattr(place, name)))
 
 

@@ -24,7 +24,7 @@ FEATURES = (
 
 def slots(device: float, shards: int = 8, multiple: int = 8) -> dict[str, int]:
     """By the first feature of each table."""
-    found = with_slots(pass_tables(FEATURES, TX), device, shards, multiple)
+    found = with_slots(pass_tables(FEATURES, TX), device, 1 << 30, shards, multiple)
     return {t.tables[0].name: t.slots for t in found}
 
 
@@ -41,14 +41,16 @@ def test_slots_take_the_budget_in_parts_of_their_lookups() -> None:
 
 
 def test_slots_are_those_of_the_run_before_where_they_are_about_as_many(tmp_path: Path) -> None:
-    first = with_slots(pass_tables(FEATURES, TX), 1 << 20, 8, 8)
+    first = with_slots(pass_tables(FEATURES, TX), 1 << 20, 1 << 30, 8, 8)
     remember(tmp_path, first)
-    assert remembered(tmp_path, with_slots(pass_tables(FEATURES, TX), 1.005 * 2**20, 8, 8), 8) == first
-    for other in (with_slots(pass_tables(FEATURES, TX), 2 << 20, 8, 8), first[:1]):
+    assert (
+        remembered(tmp_path, with_slots(pass_tables(FEATURES, TX), 1.005 * 2**20, 1 << 30, 8, 8), 8) == first
+    )
+    for other in (with_slots(pass_tables(FEATURES, TX), 2 << 20, 1 << 30, 8, 8), first[:1]):
         assert remembered(tmp_path / "nothing", other, 8) == other
-    larger = with_slots(pass_tables(FEATURES, TX), 2 << 20, 8, 8)
+    larger = with_slots(pass_tables(FEATURES, TX), 2 << 20, 1 << 30, 8, 8)
     assert remembered(tmp_path, larger, 8) == larger
-    assert remembered(tmp_path, with_slots(pass_tables(FEATURES, TX), 1 << 20, 8, 24), 24) != first
+    assert remembered(tmp_path, with_slots(pass_tables(FEATURES, TX), 1 << 20, 1 << 30, 8, 24), 24) != first
     (tmp_path / "slots.json").write_text("[1, 2")
     assert remembered(tmp_path, larger, 8) == larger
 

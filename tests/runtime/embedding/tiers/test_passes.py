@@ -1,6 +1,7 @@
 """Batches cut into passes: what fits, and slots in the place of ids."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from sbp.errors import EmbeddingError
 from sbp.runtime.embedding import Bags, FeatureConfig, PaddedBags, TableConfig, unify
+from sbp.runtime.embedding.tiers import passes
 from sbp.runtime.embedding.tiers.passes import IdsInBatch, PassCutter, TierPass
 from sbp.runtime.embedding.tiers.slots import NOBODY, SlotTable, part_of
 
@@ -19,7 +21,9 @@ FEATURES = {"user": "user", "last": "item", "bag": "item"}
 def cutter(slots: int, most: int = 3, parts: int = 2) -> PassCutter:
     features = {f: (FeatureConfig(f, TABLES[t]), "all", [*SIZES].index(t)) for f, t in FEATURES.items()}
     where = IdsInBatch.mapping([feature for feature, _, _ in features.values()])
-    return PassCutter(features, {"all": SlotTable(np.full(slots, NOBODY), parts)}, where, most, 1000.0)
+    return PassCutter(
+        features, {"all": SlotTable(np.full(slots, NOBODY), parts)}, where, most, 1000.0, 1e6, 16e6
+    )
 
 
 def batch(rng: np.random.Generator, size: int) -> dict[str, Any]:
@@ -84,6 +88,14 @@ def test_a_batch_that_does_not_fit_names_the_budget_that_would_do() -> None:
         list(made.passes([many], 5))
 
 
+def test_a_pass_ends_where_its_batches_would_take_too_much_of_the_host() -> None:
+    ids = {"user": np.arange(8), "last": np.full(8, -1), "bag": np.full(8, -1)}
+    small = replace(cutter(64, most=10), batch_bytes=500.0)  # of 192 each
+    assert [p.first for p in small.passes([ids] * 5, 0)] == [0, 2, 4]
+    with pytest.raises(EmbeddingError, match=r"(?s)step 1.*192 B of arrays.*100 B.*host='30.7 MB'"):
+        list(replace(small, batch_bytes=100.0).passes([ids], 0))
+
+
 def test_ids_that_are_none_of_their_table() -> None:
     with pytest.raises(EmbeddingError, match=r"(?s)'user'.*1000.*0\.\.999.*'last'.*float"):
         ids = {"user": np.array([3, 1000]), "last": np.array([0.5, 1]), "bag": np.array([0, 1])}
@@ -94,3 +106,18 @@ def test_ids_that_are_none_of_their_table() -> None:
 def test_a_batch_without_ids(wrong: Any) -> None:
     with pytest.raises(EmbeddingError, match=r"(?s)0 dicts with the features 'bag', 'last', 'user'"):
         list(cutter(64).passes([wrong], 0))
+
+
+class Others:
+    """Another process, which has other keys in a pass."""
+
+    def gathered(self, name: str, value: list[Any]) -> list[Any]:
+        return [value, [value[0], "another digest"]]
+
+
+def test_processes_have_the_same_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = cutter(64, parts=1).passes([{"user": [1], "last": [2], "bag": [3]}], 4)
+    passes.check_alike(found)
+    monkeypatch.setattr(passes, "process_group", Others)
+    with pytest.raises(EmbeddingError, match=r"(?s)behind step 4.*process 1 with other.*without own_rows"):
+        passes.check_alike(found)

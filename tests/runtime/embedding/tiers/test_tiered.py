@@ -147,6 +147,10 @@ def test_budgets_and_tables_that_cannot_be(tmp_path: Path) -> None:
         tiered(tmp_path, device=100)
     with pytest.raises(ArgumentError, match=r"(?s)host=.*unit"):
         tiered(tmp_path, host="many")
+    with pytest.raises(EmbeddingError, match=r"(?s)host=1.00 kB.*10.2 kB or more.*fewer rows"):
+        tiered(tmp_path, host="1kB")
+    fewer = tiered(tmp_path, host="100kB").own.passes
+    assert 80 < sum(p.slots for p in fewer) <= 156, "as many as the host has the keys of"
     with pytest.raises(EmbeddingError, match="batches=0"):
         tiered(tmp_path, batches=0)
     odd = em.TableConfig("odd", 9, 8, placement=em.ColumnWise())
@@ -181,9 +185,9 @@ def test_a_store_with_rows_of_another_training(tmp_path: Path) -> None:
     other = tiered(tmp_path)
     with pytest.raises(StoreError, match="an empty one for a training that begins"):
         train(other, 3)
-    larger = tiered(tmp_path / "other", device="40kB")
+    larger = tiered(tmp_path / "other", device="40kB", host="4MB")
     with pytest.raises(EmbeddingError, match=r"(?s)checkpoint with tiers.*slots"):
-        larger.open({name: x.keys for name, x in other.slots.items()}, {})
+        larger.open(other.slots, {})
 
 
 def test_batches_that_cannot_be_read_ahead(tmp_path: Path) -> None:
