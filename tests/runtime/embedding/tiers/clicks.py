@@ -116,9 +116,8 @@ def start(tables: em.Tiered) -> tuple[Any, Any]:
 
 
 def train(tables: em.Tiered, steps: int, **options: Any) -> Any:
-    return sbp.fit(
-        program(), start(tables), em.TierFeed(tables, clicks()), steps=steps, progress=False, **options
-    )
+    feed, quiet = em.TierFeed(tables, clicks()), {"progress": False}
+    return sbp.fit(program(), start(tables), feed, steps=steps, **quiet | options)
 
 
 def main(folder: Path, steps: int, save_every: int, calls: int = 0) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 import sbp
 from sbp import embedding as em
 from sbp.errors import ArgumentError, EmbeddingError, StoreError
+from sbp.placement import placement
+from sbp.signature import S
 from tests.runtime.embedding.tiers.clicks import (
     DEVICE,
     FEATURES,
@@ -59,9 +62,15 @@ def seen(first: int, last: int) -> dict[str, set[int]]:
     return found
 
 
-def test_equal_to_one_device_that_holds_everything(tmp_path: Path) -> None:
+def test_equal_to_one_device_that_holds_everything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tables = tiered(tmp_path)
-    done = train(tables, STEPS)
+    done = train(tables, STEPS, progress=True)
+    assert re.search(
+        r"step 24/24: .* \d+ passes of \d+ rows: \d+% there, the rest \d+% host, \d+% disk",
+        capsys.readouterr().err,
+    )
     losses = [row["loss"] for row in done.history]
     np.testing.assert_allclose(losses, alone()[2], rtol=0, atol=1e-9)
     moved = tables.rates
@@ -196,3 +205,23 @@ def test_batches_that_cannot_be_read_ahead(tmp_path: Path) -> None:
         em.TierFeed(tables, iter(clicks()))
     with pytest.raises(EmbeddingError, match="both, or neither"):
         em.TierFeed(tables, clicks(), ids=lambda batch: batch[0])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("prefetch", [False, True])
+@pytest.mark.parametrize("axes", [None, ("b",)])
+def test_on_a_mesh_of_two_axes_and_with_keys_ahead(
+    axes: tuple[str, ...] | None, prefetch: bool, tmp_path: Path
+) -> None:
+    """Rows are split over both axes, or over one, with copies along the other."""
+    both = placement("cpu", shape=(2, 4), axes=("a", "b"))
+    with em.Tiered(
+        FEATURES, TX, both, device="20kB", host="400kB", ssd=tmp_path, batches=3, axes=axes
+    ) as tables:
+        params, state = start(tables)
+        lies = tables.tables.in_sbp(both, axes), tables.tables.in_sbp(both, axes, like=state), [S(0), S(0)]
+        options = sbp.Options(exchange=sbp.options.ExchangeOptions(prefetch=prefetch))
+        once = sbp.compile(step_of(tables.tables), both, in_sbp=lies, donate_argnums=(0, 1), options=options)
+        done = sbp.fit(once, (params, state), em.TierFeed(tables, clicks()[:16]), steps=16, progress=False)
+        losses = [row["loss"] for row in done.history]
+        np.testing.assert_allclose(losses, alone()[2][:16], rtol=0, atol=1e-9)
