@@ -215,7 +215,7 @@ class _Making:
             each = self.cutter.slots[table].part_slots
             if counts.max() > each:
                 parts = self.cutter.slots[table].parts
-                needed = self.cutter.device_bytes * int(counts.max()) / each
+                needed = 1.01 * self.cutter.device_bytes * int(counts.max()) / each  # it is rounded
                 return messages.pass_too_small(
                     self.first, len(fresh), each * parts, int(counts.max()) * parts, needed
                 )
