@@ -6,8 +6,8 @@
 
 A net over eight features with Zipf keys of a table each, width 64, Adagrad, on eight devices of the CPU.
 `speed` trains the same clicks with all rows in memory and with rows in passes, in turns, at a size that fits
-both. `budgets` writes all rows to the disk first, trains, and prints the peaks of devices and host.
-`equal` compares all rows in 64 bits with those of one device.
+both; the devices' budget is that of the rows alone. `budgets` writes all rows to the disk first, trains, and
+prints the peaks of devices and host. `equal` compares all rows in 64 bits with those of one device.
 """
 
 from __future__ import annotations
@@ -172,7 +172,8 @@ class Tiers:
         self.clicks = Clicks(self.args.rows, self.args.batch)
         self.limit = self.args.rows * ROW_BYTES / self.args.device / DEVICES
         least = ROW_BYTES * self.args.batch * FEATURES / DEVICES
-        self.tables = self.made(rows_within(self.limit, least, self.step_bytes))
+        measured = self.args.what == "budgets"
+        self.tables = self.made(rows_within(self.limit, least, self.step_bytes) if measured else self.limit)
         self.state = begun(self.tables.tables, self.tables.init(jax.random.key(KEY)))
         self.step, self.loss = program(self.tables.tables), math.nan
         fill(self.tables, self.state, self.args.rows)
