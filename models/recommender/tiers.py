@@ -43,9 +43,9 @@ class TierClicks(TierFeed):
     def flow(self) -> str:
         """What training took its batches from, and what was moved, in words."""
         tiered = self.tiered
-        rows, host = bytes_text(tiered.device_bytes), bytes_text(tiered.host_bytes)
-        budgets = f"budgets: {rows} for the rows on a device, {host} for the host"
-        return f"{self.clicks.flow}\n{self.total}\n{tiered.memory}; {budgets}"
+        rows, host = bytes_text(tiered.own.slot_bytes / tiered.shards), bytes_text(tiered.host_bytes)
+        budgets = f"rows on a device take {rows}, the host's budget is {host}"
+        return f"{self.clicks.flow}\n{self.total}\nmost at once: {tiered.memory}; {budgets}"
 
 
 def _columns(batch: Batch, names: list[str]) -> dict[str, Any]:
@@ -174,6 +174,6 @@ def tiers_of(
     tiered = made(rows)
     say(
         f"rows on devices: {sum(p.slots for p in tiered.own.passes):,} of {sum(data.sizes):,}, "
-        f"{bytes_text(rows)} of {bytes_text(limit)} on each\n"
+        f"{bytes_text(tiered.own.slot_bytes / tiered.shards)} of {bytes_text(limit)} on each\n"
     )
     return Tiers(tiered, lambda: Collection(own))

@@ -262,7 +262,7 @@ def test_the_command_with_tiers(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert result.difference is not None
     assert result.difference.losses < 1e-13 and result.difference.params < 1e-13
     out = capsys.readouterr().out
-    assert "rows on devices: " in out and " there, the rest " in out and "budgets: " in out
+    assert "rows on devices: " in out and " there, the rest " in out and "the host's budget is 2.00 MB" in out
     more = deepfm.main(
         [*options, *small, "--steps", "9", "--checkpoint", str(tmp_path / "steps"), "--resume"]
     )

@@ -97,7 +97,7 @@ def rows_within(limit: float, least: float, needed: Callable[[float], float]) ->
             rows, before = tried, more
             if more >= (1 - 2 * MARGIN) * limit:
                 break
-        tried = rows + ((1 - MARGIN) * limit - before) / slope
+        tried = min(limit, rows + ((1 - MARGIN) * limit - before) / slope)
         if tried <= rows:
             break
     return rows

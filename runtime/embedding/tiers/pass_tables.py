@@ -212,6 +212,11 @@ class TierTables:
         made = Collection(found, spread=False, multiple=multiple)
         return TierTables(tuple(features), tuple(passes), made, numbers)
 
+    @property
+    def slot_bytes(self) -> int:
+        """Of all slots on all devices, with what the optimizer has of them."""
+        return sum(t.slots * t.width for t in self.passes)
+
     def find(self, table: str) -> tuple[PassTable, TableConfig]:
         """The table of a pass that a table is in, and its own configuration.
 

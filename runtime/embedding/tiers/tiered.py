@@ -384,7 +384,7 @@ class Tiered:
         try:
             if self._begins_empty and len(stores):
                 raise messages.rows_there(folder, len(stores))
-            share = table.slots * table.width / sum(p.slots * p.width for p in self.own.passes)
+            share = table.slots * table.width / self.own.slot_bytes
             cache = HostCache(stores, int(self.host_bytes * CACHE_SHARE * share))
         except StoreError:
             stores.close()

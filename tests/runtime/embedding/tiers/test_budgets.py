@@ -64,6 +64,9 @@ def test_rows_take_what_a_step_leaves() -> None:
 
     rows = rows_within(10_000, 100, needed)
     assert 9_500 < needed(rows) <= 10_000 and len(asked) <= 6
+    assert rows_within(10_000, 100, lambda rows: 500 + min(rows, 1_000)) == 10_000, (
+        "something else holds them"
+    )
     with pytest.raises(EmbeddingError, match=r"(?s)10.0 kB of each device.*12.0 kB or more.*smallest pass"):
         rows_within(10_000, 8_000, needed)
 
