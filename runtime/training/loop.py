@@ -339,6 +339,7 @@ class TrainingRun:
             self._tried(save, number, is_last)
             if is_last:
                 self.runs.wait()
+                self._forget(kept)
         except NonFiniteError as e:
             raise BadStepError(number, e) from None
 

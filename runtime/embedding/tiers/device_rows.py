@@ -22,6 +22,22 @@ from sbp.runtime.embedding.tiers.row_codec import RowField
 from sbp.runtime.embedding.tiers.segment import Keys
 from sbp.runtime.embedding.tiers.slots import KeySlots
 
+PIECE_SHARE, MOST_PIECE_BYTES = 1 / 8, 1 << 25
+"""Of the smaller budget, of the host or of all devices, that rows on their way take at once; and at most."""
+
+
+def piece_rows(budget_bytes: float, width: int, shards: int) -> int:
+    """Rows of a shard that are moved at once.
+
+    Arguments:
+      width: bytes of a row.
+
+    >>> piece_rows(1e6, 256, 8)
+    61
+    """
+    return max(1, int(min(budget_bytes * PIECE_SHARE, MOST_PIECE_BYTES) / width / shards))
+
+
 Lines = list[NDArray[Any]]
 """Of each array by row, one line for each place of a piece."""
 

@@ -104,7 +104,8 @@ class TierFeed:
     def keep(self, steps: Sequence[int], state_of: Callable[[int], PyTree], coming: PyTree) -> None:
         """Lets go of rows that no step has which can be restored, nor the one that is saved next."""
         self._named = {n: self._named.get(n) or _versions(state_of(n)) for n in steps}
-        self.tiered.keep([*self._named.values(), _versions(coming)])
+        every = [*self._named.values(), _versions(coming)]
+        self.tiered.keep(every, is_restorable=bool(self._named))
 
     def __str__(self) -> str:
         """What was moved since this was asked the last time."""

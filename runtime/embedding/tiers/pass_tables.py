@@ -28,7 +28,7 @@ from sbp.text.json_reader import json_of
 SLOT_BYTES, SLOT_SHARE = 160, 1 / 4
 """Of the host for each slot: its key and indices, in the pass that trains and in those that are cut; and of
 the host's budget for all of them."""
-SLOTS = "slots.json"
+SLOTS, KEPT = "slots.json", "kept"
 ALIKE = 0.02
 """How far slots may be from those of a run before, to be the same again."""
 
@@ -175,6 +175,17 @@ def remember(folder: Path, tables: Sequence[PassTable]) -> None:
         os.replace(made, folder / SLOTS)
     except OSError as e:
         raise messages.not_written(folder, e) from None
+
+
+def mark_kept(folder: Path) -> None:
+    """Notes that somebody goes back to the rows of a folder: a step that was saved has them, or `save`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / KEPT).touch()
+
+
+def is_kept(folder: Path) -> bool:
+    """Whether it was noted; else a run was cut off before it had saved anything."""
+    return (folder / KEPT).exists()
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,15 @@ from sbp.runtime.embedding.keys import KEY_BITS
 from sbp.runtime.embedding.tables import MOST_IDS, FeatureConfig
 from sbp.runtime.embedding.tiers import messages
 from sbp.runtime.embedding.tiers.budgets import MemoryNow, memory_now
-from sbp.runtime.embedding.tiers.device_rows import DeviceRows
+from sbp.runtime.embedding.tiers.device_rows import DeviceRows, piece_rows
 from sbp.runtime.embedding.tiers.host_cache import HostCache
 from sbp.runtime.embedding.tiers.new_rows import NewRows, state_order
 from sbp.runtime.embedding.tiers.part_stores import PartStores
 from sbp.runtime.embedding.tiers.pass_tables import (
     PassTable,
     TierTables,
+    is_kept,
+    mark_kept,
     pass_tables,
     remember,
     remembered,
@@ -51,10 +53,6 @@ from sbp.runtime.processes.process_group import process_group
 CACHE_SHARE, BATCH_SHARE = 1 / 2, 1 / 16
 """Of the host's budget: for rows, and for the batches of a pass, of which three are held. The rest is for the
 keys of slots, and for rows on their way."""
-PIECE_SHARE = 1 / 8
-"""Of the host's budget, and of the devices', that rows on their way take at once."""
-MOST_PIECE_BYTES = 1 << 25
-
 Versions = dict[str, dict[int, int]]
 """Of each table and part, the version of its store."""
 
@@ -245,10 +243,11 @@ class Tiered:
         self._open(state)
         leaves = jax.tree.leaves(state)
         for name, tier in self._tiers.items():
-            tier.write_back(
-                [leaves[i] for i in self.own.leaves(state, name)], self.slot_table(name), self.step
-            )
-        return self.commit()
+            arrays = [leaves[i] for i in self.own.leaves(state, name)]
+            tier.write_back(arrays, self.slot_table(name), self.step)
+        found = self.commit()
+        mark_kept(self.folder)
+        return found
 
     def changed(
         self, state: PyTree, table: str, since: int = -1
@@ -295,8 +294,14 @@ class Tiered:
                 out.setdefault(name, {}).update({int(part): int(v) for part, v in found})
         return out
 
-    def keep(self, versions: Sequence[Versions]) -> None:
-        """Lets go of rows that no version of these has, nor the last one."""
+    def keep(self, versions: Sequence[Versions], *, is_restorable: bool) -> None:
+        """Lets go of rows that no version of these has, nor the last one.
+
+        Arguments:
+          is_restorable: whether a step that was saved has one of these.
+        """
+        if is_restorable:
+            mark_kept(self.folder)
         for name, tier in self._tiers.items():
             self._worker.submit(tier.stores.keep, [v[name] for v in versions if name in v]).result()
 
@@ -375,10 +380,13 @@ class Tiered:
         codec = RowCodec(tuple(replace(f, path=f.path.replace(stack, "rows")) for f in codec.fields))
         maker, first = RowMaker(table.tables, key), self.own.numbers[table.tables[0].name]
         new = NewRows(maker, first, stack, self.optimizer, codec, order, self._is_wide)
-        piece = min(self._piece_rows(codec.width), table.slots // self.shards)
+        most = min(self.host_bytes, self.device_bytes * self.shards)
+        piece = min(piece_rows(most, codec.width, self.shards), table.slots // self.shards)
         device = DeviceRows(codec.fields, table.slots, rows, piece)
         layout = f"{codec.layout}; of {', '.join(t.name for t in table.tables)}"
         versions = None if self._versions is None else self._versions.get(table.name, {})
+        if self._begins_empty and not is_kept(self.folder):
+            versions = {}  # of a run that was cut off before its first step was saved
         own, folder = device.own_parts(self.parts), self.folder / table.name
         stores = PartStores(folder, self.parts, own, codec.width, layout, versions)
         try:
@@ -390,8 +398,3 @@ class Tiered:
             stores.close()
             raise
         return TableTier(stores, cache, codec, device, new)
-
-    def _piece_rows(self, width: int) -> int:
-        """Rows of a shard that are moved at once."""
-        most = min(self.host_bytes, self.device_bytes * self.shards) * PIECE_SHARE
-        return max(1, int(min(most, MOST_PIECE_BYTES) / width / self.shards))

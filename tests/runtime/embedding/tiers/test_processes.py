@@ -42,20 +42,25 @@ def test_one_process_and_two_that_go_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_again_and_again(kills: int, tmp_path: Path) -> None:
     """Whatever it was at: pulling, writing back, merging, committing. It goes on from its last save."""
-    rng, codes = np.random.default_rng(kills), list[int]()
+    rng, killed, folder = np.random.default_rng(kills), 0, tmp_path / "run0"
     cache = {
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    while not codes or codes[-1]:
-        calls = int(rng.integers(1, 2500)) if len(codes) < kills else 0
-        command = [sys.executable, *SCRIPT, str(tmp_path), str(STEPS), "4", str(calls)]
+    while True:
+        folder.mkdir(exist_ok=True)
+        calls = int(rng.integers(1, 800)) if killed < kills else 0
+        command = [sys.executable, *SCRIPT, str(folder), str(STEPS), "4", str(calls)]
         run = subprocess.run(
             command, cwd=ROOT, env=os.environ | cache, capture_output=True, text=True, check=False
         )
         assert run.returncode in (0, -signal.SIGKILL), run.stderr[-3000:]
-        codes.append(run.returncode)
-    check(tmp_path, dict(map(json.loads, (tmp_path / "losses.txt").read_text().splitlines())))
+        killed += run.returncode != 0
+        if not run.returncode:
+            check(folder, dict(map(json.loads, (folder / "losses.txt").read_text().splitlines())))
+            if killed == kills:
+                return
+            folder = tmp_path / f"run{killed}"
 
 
 def check(folder: Path, losses: dict[int, float]) -> None:

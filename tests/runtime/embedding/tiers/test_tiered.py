@@ -187,6 +187,17 @@ def test_a_state_that_is_not_of_these_tables(tmp_path: Path) -> None:
     tables.close()
 
 
+def test_rows_of_a_run_that_has_saved_nothing_are_none(tmp_path: Path) -> None:
+    """It was cut off between the commit of its rows and the end of its first save."""
+    tables = tiered(tmp_path)
+    train(tables, 3)
+    tables.commit()
+    tables.close()
+    with tiered(tmp_path) as again:
+        losses = [row["loss"] for row in train(again, 6).history]
+        np.testing.assert_allclose(losses, alone()[2][:6], rtol=0, atol=1e-9)
+
+
 def test_a_store_with_rows_of_another_training(tmp_path: Path) -> None:
     tables = tiered(tmp_path)
     tables.save(train(tables, 3).state)
