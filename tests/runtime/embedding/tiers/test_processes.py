@@ -49,7 +49,7 @@ def test_a_run_that_is_killed_again_and_again(kills: int, tmp_path: Path) -> Non
     }
     while True:
         folder.mkdir(exist_ok=True)
-        calls = int(rng.integers(1, 800)) if killed < kills else 0
+        calls = int(rng.integers(1, 400)) if killed < kills else 0
         command = [sys.executable, *SCRIPT, str(folder), str(STEPS), "4", str(calls)]
         run = subprocess.run(
             command, cwd=ROOT, env=os.environ | cache, capture_output=True, text=True, check=False
