@@ -116,6 +116,7 @@ def test_a_run_goes_on_from_rows_arrays_and_batches_of_one_step(tmp_path: Path) 
     again.close()
 
 
+@pytest.mark.full
 def test_a_run_goes_back_to_its_last_good_step(tmp_path: Path) -> None:
     bad = [*clicks()]
     bad[9] = (bad[9][0], np.full(32, np.nan))
