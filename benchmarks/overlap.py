@@ -18,7 +18,7 @@ import argparse
 import math
 import statistics
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,8 +34,10 @@ from sbp.communication.protocol import Communication
 from sbp.passes.boxing.links import Network
 from sbp.passes.face import Plan
 from sbp.passes.physical.evaluate import Evaluator, executed
-from sbp.passes.physical.overlap import overlapped
+from sbp.passes.physical.fusing import KernelOp, ShardSizes
 from sbp.passes.physical.program import Box, Compute, Step
+from sbp.passes.physical.scheduled import scheduled
+from sbp.passes.physical.sections import Sections
 from sbp.rates.chips import CHIPS
 from sbp.rates.collectives import LIKE, collective_seconds, sent_share
 
@@ -92,22 +94,32 @@ class SimulatedCosts:
             (t, self._sent(t.kind, t.axes, t.wire_bytes)) for t, _ in self.takes.communication_times(step)
         ]
 
-    def box_bytes(self, box: Box) -> float:
-        """What one device sends in a move, once."""
-        return self.takes.box_bytes(box)
-
-    def combines(self, box: Box) -> tuple[Hashable, float] | None:
-        """With what a move may be sent as one, and the bytes that it gives."""
-        return self.takes.combines(box)
-
     def combined_seconds(self, boxes: Sequence[Box]) -> float:
         """The time of moves that are sent as one."""
         move = boxes[0].move
-        return self._sent(move.kind, move.axes, sum(map(self.box_bytes, boxes)))
+        return self._sent(move.kind, move.axes, sum(map(self.takes.box_bytes, boxes)))
 
-    def believed_seconds(self, kind: str, axes: tuple[int, ...], wire_bytes: float) -> float:
-        """What XLA's scheduler takes a collective to be."""
-        return self.takes.believed_seconds(kind, axes, wire_bytes)
+    @property
+    def beside_share(self) -> float:
+        """The share of its rate that a kernel keeps beside a collective."""
+        return self.takes.beside_share
+
+    @property
+    def sizes(self) -> ShardSizes:
+        """How large tensors are."""
+        return self.takes.sizes
+
+    def scheduled_seconds(self, op: KernelOp, *more: KernelOp) -> float:
+        """What XLA's scheduler takes an op to be."""
+        return self.takes.scheduled_seconds(op, *more)
+
+    def copy_seconds(self, size: float) -> float:
+        """The time of a kernel that copies so many bytes."""
+        return self.takes.copy_seconds(size)
+
+    def sections_if_large(self, most_bytes: float) -> Sections | None:
+        """The sections in which the program runs, if it does so."""
+        return self.takes.sections_if_large(most_bytes)
 
     def serial_seconds(self) -> float:
         """The time of all steps, one after the other."""
@@ -144,7 +156,7 @@ def measure(row: str, simulated_seconds: float, simulated_exposed_seconds: float
     assert plan.physical is not None
     takes = Evaluator(plan.physical, Network(plan.placement, plan.hardware))
     costs = SimulatedCosts(takes, simulated_seconds - simulated_exposed_seconds)
-    step = overlapped(plan.physical.steps, costs)
+    step = scheduled(takes.whole, costs, {})
     return OverlapRow(
         row,
         plan.seconds,

@@ -9,9 +9,9 @@ from sbp.communication.protocol import Communication
 from sbp.passes.boxing.moves import itemsize, wire_bytes
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.reasons import Reasons
-from sbp.passes.physical.evaluate import OVERLAPPING, Evaluator, Executed, executed
-from sbp.passes.physical.overlap import OverlappedStep, trip_spans
+from sbp.passes.physical.evaluate import Evaluator, Executed, executed
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step
+from sbp.passes.physical.scheduled import ScheduledStep, trips_of
 from sbp.passes.plan.cost import communication_seconds
 from sbp.passes.program.graph import Const, Graph, Node
 from sbp.passes.program.names import Names
@@ -149,13 +149,13 @@ def rows_of(physical: Physical) -> Iterator[tuple[int, Box | Inside, Executed]]:
 
 def _messages(takes: Evaluator) -> Iterator[Sequence[Step]]:
     """The moves that XLA sends as one."""
-    if takes.network.hardware.platform not in OVERLAPPING:
+    if not takes.hides:
         return
     steps = takes.physical.steps
     yield from ([steps[i] for i in members] for members in takes.whole.together)
     for loop in (step for step, _ in takes.physical.walk() if isinstance(step, Border)):
-        for k in range(len(loop.bodies)):
-            yield from (x.steps for x in trip_spans(loop, k, takes) if x.sends and len(x.steps) > 1)
+        for trip in trips_of(loop, takes):
+            yield from ([s for i in one if (s := trip.k.ops[i].step)] for one in trip.together)
 
 
 def _sends(box: Box, physical: Physical) -> bool:
@@ -164,7 +164,7 @@ def _sends(box: Box, physical: Physical) -> bool:
 
 
 def _moved(
-    name: str, box: Box, how: Executed, takes: Evaluator, reasons: Reasons, step: OverlappedStep
+    name: str, box: Box, how: Executed, takes: Evaluator, reasons: Reasons, step: ScheduledStep
 ) -> Collective:
     placement, move = takes.physical.placement, box.move
     shape, dtype = takes.physical.sent(box)
@@ -188,7 +188,7 @@ def _moved(
 
 
 def _inside(
-    name: str, inside: Inside, how: Executed, takes: Evaluator, reasons: Reasons, step: OverlappedStep
+    name: str, inside: Inside, how: Executed, takes: Evaluator, reasons: Reasons, step: ScheduledStep
 ) -> Collective:
     op, communication, placement = inside.step, inside.communication, takes.physical.placement
     x, nd = op.node.inputs[communication.operand], op.strategy.operands[communication.operand]

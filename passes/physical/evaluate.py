@@ -10,24 +10,31 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from sbp.communication.protocol import Communication
 from sbp.passes.boxing.links import Network
 from sbp.passes.physical.believed import believed_product
-from sbp.passes.physical.combining import COMBINED_KINDS
-from sbp.passes.physical.fusing import PRODUCTS, KernelOp, ShardSizes
+from sbp.passes.physical.fusing import PRODUCTS, KernelOp, ShardSizes, op_of
 from sbp.passes.physical.memory import Live, Peak, peak
 from sbp.passes.physical.order import BodyOrder
-from sbp.passes.physical.overlap import MOVE, OverlappedStep, SentId, overlapped, overlapped_loop
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version
-from sbp.passes.physical.scheduled import Noted, ScheduledStep, noted, scheduled
+from sbp.passes.physical.scheduled import (
+    MOVE,
+    Noted,
+    ScheduledStep,
+    SentId,
+    loop_step,
+    noted,
+    part_seconds,
+    scheduled,
+)
 from sbp.passes.physical.sections import Sections, sections_of
 from sbp.passes.physical.trip_memory import TripCourse, trip_course
 from sbp.passes.physical.whole import WholeProgram, has_loops, whole_program
-from sbp.passes.plan.cost import communication_seconds, local_bytes, node_seconds
+from sbp.passes.plan.cost import communication_seconds, node_seconds
 from sbp.passes.program.control import assumed_trips, trips
 from sbp.passes.program.graph import Const, Node
 from sbp.passes.program.views import communication_of
@@ -149,14 +156,6 @@ class Evaluator:
             known[id(step)] = [(t, communication_seconds(t, self.network)) for t in communication]
         return known[id(step)]
 
-    def combines(self, box: Box) -> tuple[Hashable, float] | None:
-        """With what a move may be sent as one, and the bytes that it gives; None if it is sent by itself."""
-        (sent, dtype), move = self.physical.sent(box), box.move
-        if not self.network.hardware.merges_collectives or move.kind not in COMBINED_KINDS:
-            return None
-        given = local_bytes(sent, dtype, move.after, self.physical.placement.shape)
-        return (move.kind, move.axes, str(dtype)), given
-
     def combined_seconds(self, boxes: Sequence[Box]) -> float:
         """The time of moves that are sent as one: that of the largest, with the bytes of all."""
         sizes = [self.box_bytes(b) for b in boxes]
@@ -176,19 +175,18 @@ class Evaluator:
         """The share of its rate that a kernel keeps beside a collective."""
         return self.network.hardware.beside_share
 
-    def overlapped(self, steps: Sequence[Step] | None = None) -> OverlappedStep:
-        """The time of all steps, or of some of them, with collectives beside kernels, where XLA does so."""
-        every = self.physical.steps if steps is None else steps
-        if self.network.hardware.platform in OVERLAPPING:
-            return overlapped(every, self)
-        exposed: dict[SentId, float] = {}
-        for e in executed(every):
-            if isinstance(e.step, Compute):
-                for k, (_, seconds) in enumerate(self.communication_times(e.step)):
-                    exposed[id(e.step), k] = e.assumed * seconds
-            elif isinstance(e.step, Box) and self.box_bytes(e.step) > 0:
-                exposed[id(e.step), MOVE] = e.assumed * self.box_seconds(e.step)
-        return OverlappedStep(self.seconds(every), exposed)
+    @property
+    def hides(self) -> bool:
+        """Whether collectives run beside kernels."""
+        return self.network.hardware.platform in OVERLAPPING
+
+    def part_seconds(self, steps: Sequence[Step], kept: Collection[Version]) -> float:
+        """The time of some steps, as a program of their own.
+
+        Arguments:
+          kept: versions that are needed after the last one.
+        """
+        return part_seconds(steps, kept, self) if self.hides else self.seconds(steps)
 
     def scheduled(self) -> ScheduledStep:
         """The same of the whole program, nearer to what XLA makes of it, and found more slowly."""
@@ -196,10 +194,20 @@ class Evaluator:
 
     @cached_property
     def _scheduled(self) -> ScheduledStep:
-        if self.network.hardware.platform not in OVERLAPPING:
-            found = self.overlapped()
-            return ScheduledStep(found.seconds, found.exposed)
+        if not self.hides:
+            return ScheduledStep(self.seconds(), self._alone())
         return scheduled(self.whole, self, donations(self.physical, self.donated))
+
+    def _alone(self) -> dict[SentId, float]:
+        """What each collective takes, all executions together."""
+        found = dict[SentId, float]()
+        for e in executed(self.physical.steps):
+            if isinstance(e.step, Compute):
+                for k, (_, seconds) in enumerate(self.communication_times(e.step)):
+                    found[id(e.step), k] = e.assumed * seconds
+            elif isinstance(e.step, Box) and self.box_bytes(e.step) > 0:
+                found[id(e.step), MOVE] = e.assumed * self.box_seconds(e.step)
+        return found
 
     @cached_property
     def whole(self) -> WholeProgram:
@@ -229,8 +237,7 @@ class Evaluator:
     @cached_property
     def timeline(self) -> tuple[BodyOrder, Noted] | None:
         """When what runs in a step, a loop as one kernel; None where nothing runs beside anything."""
-        hides = self.network.hardware.platform in OVERLAPPING
-        return noted(self.whole, self) if hides else None
+        return noted(self.whole, self) if self.hides else None
 
     @property
     def course_seconds(self) -> Sequence[float]:
@@ -249,22 +256,19 @@ class Evaluator:
 
     def trip_course(self, loop: Border, k: int) -> TripCourse:
         """What a device holds over one trip through body `k` of a loop, beyond what is counted outside."""
-        hides = self.network.hardware.platform in OVERLAPPING
-        seconds = self.scheduled_seconds if hides else None
+        seconds = self.scheduled_seconds if self.hides else None
         return trip_course(loop, k, self.sizes, seconds, self.together_seconds)
 
     def together_seconds(self, step: Step) -> float:
         """The time of a step by itself, all trips of a loop with what they hide."""
         if not isinstance(step, Border):
             return self.seconds_of(step)
-        hides = self.network.hardware.platform in OVERLAPPING
-        return overlapped_loop(step, self).seconds if hides else self.seconds([step])
+        return loop_step(op_of(step, self.physical), self).seconds if self.hides else self.seconds([step])
 
     @cached_property
     def sections(self) -> Sections | None:
         """The program in sections, where only an order that takes little memory keeps the limit."""
-        hides = self.network.hardware.platform in OVERLAPPING
-        hastens = self._peak.hastens if hides else None
+        hastens = self._peak.hastens if self.hides else None
         if hastens is None:
             return None
         return sections_of(self.physical, hastens, self.whole.k)
@@ -284,10 +288,9 @@ class Evaluator:
         inputs = list(zip(p.graph.inputs, p.inputs, strict=True))
         results = zip(p.graph.outputs, p.outputs, strict=True)
         kept = [(x, nd) for x, nd in results if not isinstance(x, Const)]
-        over, hides = donations(p, self.donated), self.network.hardware.platform in OVERLAPPING
-        seconds = self.scheduled_seconds if hides else None
+        over, seconds = donations(p, self.donated), self.scheduled_seconds if self.hides else None
         # Without collectives to hide, kernels run in another order.
-        whole = self.whole if hides and not has_loops(p.steps) and self.whole.sends else None
+        whole = self.whole if self.hides and not has_loops(p.steps) and self.whole.sends else None
         return peak(p.steps, self.sizes, kept, inputs, over, seconds, self._limit_bytes, HOLES, whole)
 
     def scheduled_seconds(self, op: KernelOp, *more: KernelOp) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from sbp.passes.physical.overlap import asked_of
 from sbp.passes.physical.program import (
     Border,
     Compute,
@@ -22,6 +21,7 @@ from sbp.passes.physical.program import (
     prerequisites,
     writes,
 )
+from sbp.passes.physical.scheduled import asked_of
 from sbp.passes.program.graph import Const, Operand
 from sbp.passes.program.views import communication_of
 

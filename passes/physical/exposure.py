@@ -1,8 +1,8 @@
 """What of its collectives a step waits for, and a planning problem in which each counts with that share.
 
 The search adds up costs of ops and of moves; what a move delays, with collectives beside kernels, depends on
-all others. So a plan is run as XLA:GPU would (overlap.py), each move counts from then on with the part of it
-that was exposed, and the problem is solved again.
+all others. So a plan is run as XLA:GPU would (scheduled.py), each move counts from then on with the part of
+it that was exposed, and the problem is solved again.
 """
 
 from collections import defaultdict
@@ -80,15 +80,13 @@ class Clock:
         """What a plan takes."""
         return self.times_of(self.program(assignment), assignment.beyond_seconds)
 
-    def times_of(self, takes: Evaluator, beyond_seconds: float, *, by_list: bool = False) -> StepTimes:
+    def times_of(self, takes: Evaluator, beyond_seconds: float) -> StepTimes:
         """What a program takes.
 
         Arguments:
           beyond_seconds: what others take for what it sends and is sent.
-          by_list: whether collectives are exposed as in the list schedule, not in XLA's own order.
         """
-        step = takes.scheduled()
-        run = takes.overlapped() if by_list else step
+        run = takes.scheduled()
         sent, exposed, talked, waited = (defaultdict[int, float](float) for _ in range(4))
         # What ops that run again make is none of the program's values: the search has other ids for it.
         known, serial = len(self.candidates.graph.values), 0.0
@@ -102,7 +100,7 @@ class Clock:
                 for k, (_, seconds) in enumerate(takes.communication_times(e.step)):
                     talked[e.step.node.id] += e.assumed * seconds
                     waited[e.step.node.id] += run.exposed_of(e.step, k)
-        return StepTimes(step.whole_seconds + beyond_seconds, serial, sent, exposed, talked, waited)
+        return StepTimes(run.whole_seconds + beyond_seconds, serial, sent, exposed, talked, waited)
 
 
 class Exposure:
@@ -148,7 +146,14 @@ class Exposure:
         communication = communication_of(self.model.graph, node, strategy.lying, network.placement.shape)
         return sum(communication_seconds(t, network) for t in communication)
 
-    def shares(self, times: StepTimes, before: Shares | None = None, damping: float = 0.5) -> Shares:
+    def shares(
+        self,
+        times: StepTimes,
+        before: Shares | None = None,
+        damping: float = 0.5,
+        *,
+        by_phase: bool = False,
+    ) -> Shares:
         """What part of its moves each group shall count.
 
         Arguments:
@@ -156,6 +161,8 @@ class Exposure:
           before: the shares that it was found with; None for 1.0 each.
           damping: how much of them stays. Without, two plans that each expose what the other hides would
             alternate.
+          by_phase: whether moves of one phase have one share. What of a phase is exposed changes little from
+            plan to plan, and which of its moves that is much.
         """
         sent, exposed = defaultdict[Hashable, float](float), defaultdict[Hashable, float](float)
         for v, seconds in times.sent.items():
@@ -164,7 +171,7 @@ class Exposure:
         found: dict[Hashable, float] = {}
         for group, values in self.values.items():
             phase = self.phases[next(iter(values))]
-            own = sum(times.sent.get(v, 0.0) for v in values)
+            own = 0.0 if by_phase else sum(times.sent.get(v, 0.0) for v in values)
             waits = sum(times.exposed.get(v, 0.0) for v in values)
             usual = exposed[phase] / sent[phase] if sent[phase] else constants.UNSEEN_SHARE
             found[group] = waits / own if own else usual

@@ -91,6 +91,29 @@ def hiding_order(
     return BodyOrder.of(nodes, hidden_order(ops))
 
 
+def body_order(
+    k: Kernels,
+    elsewhere: Collection[Buffer],
+    together: Sequence[tuple[int, ...]],
+    seconds: Seconds | None,
+    sent: Sequence[KernelOp] = (),
+    hastens: bool = True,
+    in_loop: bool = False,
+) -> BodyOrder:
+    """The order of a body, collectives hidden if there are any and it is known what ops take.
+
+    Arguments:
+      elsewhere, seconds, sent, hastens, together, in_loop: as those of `turns`.
+    """
+    # A trip of a loop that has something to send changes who reads what.
+    places = places_of if sent else known_places
+    nodes = schedule_nodes(k, together, places(k, elsewhere, together, hastens), seconds)
+    ops = hiding_ops(k, nodes, {id(op) for op in sent}, in_loop)
+    if seconds is not None and any(op.sends for op in ops):
+        return BodyOrder.of(nodes, hidden_order(ops))
+    return BodyOrder.of(nodes, [(j, True) for j in plain_order(ops)])
+
+
 def turns(
     k: Kernels,
     elsewhere: Collection[Buffer],
@@ -114,14 +137,7 @@ def turns(
     """
     together = sent_together(k) if together is None else together
     if known is None:
-        # A trip of a loop that has something to send changes who reads what.
-        places = places_of if sent else known_places
-        nodes = schedule_nodes(k, together, places(k, elsewhere, together, hastens), seconds)
-        ops = hiding_ops(k, nodes, {id(op) for op in sent}, in_loop)
-        if seconds is not None and any(op.sends for op in ops):
-            known = BodyOrder.of(nodes, hidden_order(ops))
-        else:
-            known = BodyOrder.of(nodes, [(j, True) for j in plain_order(ops)])
+        known = body_order(k, elsewhere, together, seconds, sent, hastens, in_loop)
     found = dict[int, int]()
     born, read = [0] * len(k.ops) + [len(known.events)], [0] * len(k.ops) + [len(known.events)]
     for at, (j, begins) in enumerate(known.events):

@@ -1,40 +1,54 @@
 """A step as XLA:GPU compiles it: merged kernels in the order of its latency-hiding scheduler.
 
-The list schedule (overlap.py) has every op by itself. Here ops are kernels as XLA merges them (kernels.py),
-in the order that its scheduler gives them (latency_hiding.py), each with the time that it takes, and what a
-collective turns over is copied (layouts.py). That takes about three times as long to find and is nearer to
-compiled programs: it decides between the few plans that the search has left, and is what plans say.
+Ops are kernels as XLA merges them (kernels.py), in the order that its scheduler gives them
+(latency_hiding.py), each with the time that it takes, and what a collective turns over is copied
+(layouts.py). Trips of loops are ordered by themselves, and run one after the other; what a trip sends only
+to stack it is sent in the next one (its collective pipeliner).
 """
 
-from collections.abc import Collection, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from __future__ import annotations
 
-from sbp.passes.physical.fusing import KernelOp, ShardSizes
-from sbp.passes.physical.kernels import Buffer, Kernels
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from sbp.communication.protocol import Communication
+from sbp.passes.physical.fusing import KernelOp, ShardSizes, op_of
+from sbp.passes.physical.kernels import Buffer, Kernels, kernels
 from sbp.passes.physical.layouts import turned
 from sbp.passes.physical.merged import kernels_that_compute
-from sbp.passes.physical.order import BodyOrder, hiding_order
-from sbp.passes.physical.overlap import (
-    MOVE,
-    Costs,
-    OverlappedStep,
-    SentId,
-    asked_of,
-    overlapped_loop,
-)
-from sbp.passes.physical.program import Border, Box, Compute, Version
-from sbp.passes.physical.schedule_nodes import ScheduleNode
+from sbp.passes.physical.order import BodyOrder, body_order, hiding_order
+from sbp.passes.physical.program import Border, Box, Compute, Step, Version
+from sbp.passes.physical.schedule_nodes import ScheduleNode, sent_together
 from sbp.passes.physical.sections import Sections
+from sbp.passes.physical.trips import sent_later, sunk_into, trip_ops
 from sbp.passes.physical.whole import WholeProgram
+from sbp.passes.program.control import assumed_trips
+
+SentId: TypeAlias = tuple[int, int]
+"""A collective: the id of its step, and which of the collectives of an op it is; `MOVE` for a move."""
+MOVE = -1
 
 
-class ScheduledCosts(Costs, Protocol):
+class Costs(Protocol):
     """What steps take, and what XLA's scheduler takes them to be. `Evaluator` is one."""
 
     @property
     def beside_share(self) -> float:
         """The share of its rate that a kernel keeps beside a collective."""
+
+    @property
+    def sizes(self) -> ShardSizes:
+        """How large tensors are."""
+
+    def seconds_of(self, step: Step) -> float:
+        """The time of a move or of an op, once, with what the op sends."""
+
+    def communication_times(self, step: Compute) -> Sequence[tuple[Communication, float]]:
+        """What an op sends itself, each with its time."""
+
+    def combined_seconds(self, boxes: Sequence[Box]) -> float:
+        """The time of moves that are sent as one."""
 
     def scheduled_seconds(self, op: KernelOp, *more: KernelOp) -> float:
         """How long the scheduler takes an op to be, or collectives that are sent as one."""
@@ -48,14 +62,18 @@ class ScheduledCosts(Costs, Protocol):
 
 
 @dataclass(frozen=True)
-class ScheduledStep(OverlappedStep):
-    """A step in XLA's own order.
+class ScheduledStep:
+    """A step as it overlaps.
 
     Arguments:
+      seconds: of the step.
+      exposed: per collective, the time in which kernels wait for it, all executions together.
       copied_seconds: of copies at its end, which no op of the program stands for, and which are not among
         `seconds`.
     """
 
+    seconds: float
+    exposed: Mapping[SentId, float]
     copied_seconds: float = 0.0
 
     @property
@@ -63,10 +81,30 @@ class ScheduledStep(OverlappedStep):
         """With the copies at its end."""
         return self.seconds + self.copied_seconds
 
+    def exposed_of(self, step: Step, communication: int = MOVE) -> float:
+        """How long kernels wait for a collective."""
+        return self.exposed.get((id(step), communication), 0.0)
 
-def scheduled(
-    whole: WholeProgram, costs: ScheduledCosts, donated: Mapping[Version, Version]
-) -> ScheduledStep:
+    @property
+    def exposed_seconds(self) -> float:
+        """How long kernels wait for collectives."""
+        return sum(self.exposed.values())
+
+
+def asked_of(step: Compute, communication: Communication) -> Hashable | None:
+    """The shares of an operand that an op asks for, which XLA sends once to all who ask; None for all else
+    that an op sends."""
+    if communication.sent is None:
+        return None
+    return (
+        step.node.inputs[communication.operand],
+        step.strategy.operands[communication.operand],
+        communication.axes,
+        communication.sent,
+    )
+
+
+def scheduled(whole: WholeProgram, costs: Costs, donated: Mapping[Version, Version]) -> ScheduledStep:
     """The step of a program.
 
     Arguments:
@@ -79,7 +117,7 @@ def scheduled(
     return ScheduledStep(run.seconds(), run.exposed, copied)
 
 
-def _order(whole: WholeProgram, costs: ScheduledCosts) -> BodyOrder:
+def _order(whole: WholeProgram, costs: Costs) -> BodyOrder:
     """The order in which a program runs, in sections where it does."""
     sections = costs.sections_if_large(sum(t.bytes for t in whole.k.tensors))
     if sections is None:
@@ -110,12 +148,92 @@ class Noted:
     spans: list[tuple[int, float, float, bool]] = field(default_factory=list)
 
 
-def noted(whole: WholeProgram, costs: ScheduledCosts) -> tuple[BodyOrder, Noted]:
+def noted(whole: WholeProgram, costs: Costs) -> tuple[BodyOrder, Noted]:
     """When what runs in a step of a program; nodes are those of the order."""
     run = _Run(whole.k, _order(whole, costs), costs, noted=Noted())
     run.seconds()
     assert run.noted is not None
     return run.order, run.noted
+
+
+@dataclass(frozen=True)
+class Trip:
+    """One trip through a body of a loop, or a branch, in the order of the scheduler.
+
+    Arguments:
+      times: how often it runs, as the evaluator counts.
+      k, together, order: its kernels, those that are sent as one, and when what runs.
+      later: positions of the collectives that send what the trip before has made.
+    """
+
+    times: int
+    k: Kernels
+    together: Sequence[tuple[int, ...]]
+    order: BodyOrder
+    later: frozenset[int]
+
+    @classmethod
+    def of(cls, op: KernelOp, b: int, costs: Costs) -> Trip:
+        """That of a loop through body `b`."""
+        assert isinstance(op.step, Border)
+        times, trip = assumed_trips(op.step.node), trip_ops(op.step, b, costs.sizes, sunk_into(op))
+        k = kernels(trip.ops, costs.sizes, trip.whole, trip.held)
+        later, together = sent_later(k) if times > 1 else [], sent_together(k)
+        elsewhere = {t for t in k.tensors if t.maker < 0} | {k.ends[v] for v in trip.taken if v in k.ends}
+        order = body_order(k, elsewhere, together, costs.scheduled_seconds, later, in_loop=True)
+        ids = {id(x) for x in later}
+        return cls(times, k, together, order, frozenset(i for i, x in enumerate(k.ops) if id(x) in ids))
+
+    def steps_of(self, node: int) -> list[Step]:
+        """What runs in a node of its order: of a stack that is written, what is merged into that."""
+        own = self.order.nodes[node]
+        members = own.makes or self.order.nodes[own.after[0]].reads  # what is packed is unpacked by others
+        found = [step for i in members if (step := self.k.ops[i].step) is not None]
+        inside = () if found else zip(self.k.ops, kernels_that_compute(self.k), strict=True)
+        return found or [op.step for op, at in inside if op.step is not None and not at.isdisjoint(members)]
+
+    def noted(self, costs: Costs) -> Noted:
+        """When what runs in it, where it is neither the first nor the last."""
+        run = _Run(self.k, self.order, costs, noted=Noted())
+        run.seconds()
+        assert run.noted is not None
+        return run.noted
+
+
+def trips_of(loop: Border, costs: Costs) -> list[Trip]:
+    """A trip through each body of a loop or a branch."""
+    op = op_of(loop, costs.sizes.physical)
+    return [Trip.of(op, b, costs) for b in range(len(loop.bodies))]
+
+
+def loop_step(op: KernelOp, costs: Costs) -> ScheduledStep:
+    """All trips of a loop, or all branches."""
+    assert isinstance(op.step, Border)
+    total, exposed = 0.0, dict[SentId, float]()
+
+    def ran(times: int, run: _Run, seconds: float) -> float:
+        for who, waited in run.exposed.items():
+            exposed[who] = exposed.get(who, 0.0) + times * waited
+        return times * seconds
+
+    for b in range(len(op.step.bodies)):
+        trip = Trip.of(op, b, costs)
+        usual, first, last = (_Run(trip.k, trip.order, costs, later=trip.later) for _ in range(3))
+        if trip.later:
+            total += ran(1, first, first.seconds(is_first=True)) + ran(1, last, last.send_later())
+        total += ran(trip.times - bool(trip.later), usual, usual.seconds())
+    return ScheduledStep(total, exposed)
+
+
+def part_seconds(steps: Sequence[Step], kept: Collection[Version], costs: Costs) -> float:
+    """The time of some steps of a program as one of their own.
+
+    Arguments:
+      kept: versions that are needed after the last step.
+    """
+    sizes = costs.sizes
+    k = kernels([op_of(step, sizes.physical) for step in steps], sizes, kept)
+    return _Run(k, hiding_order(k, sent_together(k), costs.scheduled_seconds), costs).seconds()
 
 
 @dataclass(frozen=True)
@@ -125,18 +243,25 @@ class _Run:
     Arguments:
       exposed: per collective, how long kernels wait for it.
       asked: shares of operands, and who sends them for all who ask.
+      later: of a trip, positions of what it sends of the trip before.
       noted: when what runs, if anybody wants to know.
     """
 
     k: Kernels
     order: BodyOrder
-    costs: ScheduledCosts
+    costs: Costs
+    later: frozenset[int] = frozenset()
     exposed: dict[SentId, float] = field(default_factory=dict)
     asked: dict[Hashable, SentId] = field(default_factory=dict)
     noted: Noted | None = None
 
-    def seconds(self) -> float:
-        """Until all have ended."""
+    def seconds(self, is_first: bool = False) -> float:
+        """Until all have ended.
+
+        Arguments:
+          is_first: whether no trip before has left anything to send.
+        """
+        unsent = self.later if is_first else frozenset()
         own, kernel_end = self.op_seconds()
         wires_end = 0.0
         ends: dict[int, float] = {}
@@ -153,10 +278,17 @@ class _Run:
             if computed:
                 self.note(j, kernel_end - computed, kernel_end, sends=False)
             if node.sends:
-                taken = sum(self.sent(node).values())
+                taken = 0.0 if unsent.intersection(node.makes) else sum(self.sent(node).values())
                 ends[j] = wires_end = max(kernel_end, wires_end) + taken
                 self.note(j, wires_end - taken, wires_end, sends=True)
         return max(kernel_end, wires_end)
+
+    def send_later(self) -> float:
+        """Sends what the last trip has left to send, one after the other; how long that takes."""
+        for node in self.order.nodes:
+            if node.sends and self.later.intersection(node.makes):
+                self.expose(node, sum(self.sent(node).values()))
+        return sum(self.exposed.values())
 
     def computed(self, seconds: float, sending: float) -> float:
         """What kernels take that need so long alone, while something is sent for some time."""
@@ -184,7 +316,7 @@ class _Run:
         """What the kernels of an op take by themselves; of a loop all of it."""
         step = op.step
         if isinstance(step, Border):
-            inner = overlapped_loop(step, self.costs)
+            inner = loop_step(op, self.costs)
             self.exposed.update(inner.exposed)
             return inner.seconds
         if isinstance(step, Compute):

@@ -23,7 +23,8 @@ PieceSeconds: TypeAlias = Callable[[Physical, Piece, Network], float]
 
 def overlapped_seconds(physical: Physical, piece: Piece, network: Network) -> float:
     """The estimated time of a piece, once, as the one program that it is compiled to."""
-    return Evaluator(physical, network).overlapped(piece.steps).seconds
+    kept = [(w.operand, w.nd) for w in piece.writes if isinstance(w.operand, int)]
+    return Evaluator(physical, network).part_seconds(piece.steps, kept)
 
 
 def serial_seconds(physical: Physical, piece: Piece, network: Network) -> float:

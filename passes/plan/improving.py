@@ -58,7 +58,7 @@ class Improving:
                 return self._priced(prices * constants.DISCOUNTS[k % len(constants.DISCOUNTS)])
             if k:
                 prices = prices.copy()
-                typical = prices[prices > 0.0].mean() if prices.any() else self._typical_price()
+                typical = prices[prices > 0.0].mean() if prices.any() else self._typical_price(states)
                 prices[over] = 1.5 * prices[over] + 0.5 * typical
             return self._priced(prices)
 
@@ -99,9 +99,10 @@ class Improving:
         if (cost >= self.finite, excess) < self.excess:
             self.excess, self.nearest = (cost >= self.finite, excess), states
 
-    def _typical_price(self) -> float:
+    def _typical_price(self, states: Indices) -> float:
         """About a hundredth of the cost for the whole limit."""
-        return 0.01 * abs(self.reduction.constant + self.prices.lower) / max(self.budget.limit, 1.0)
+        cost = min(sweeps.total_cost(self.flat, states), self.finite)
+        return 0.01 * abs(self.reduction.constant + cost) / max(self.budget.limit, 1.0)
 
     def _priced(self, prices: Table) -> Table:
         theta = self.flat.theta.copy()

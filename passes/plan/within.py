@@ -129,10 +129,13 @@ class LimitedSearch(Improving):
         return found
 
     def start_from(self, states: Sequence[int]) -> None:
-        """Looks at some states of the network, and from then on at what is near them."""
+        """Looks at some states of the network and what fits near them, and at both from then on."""
         self.begun_at.append(np.array(self.reduction.project(states), dtype=np.int64))
         self._offer(self.begun_at[-1])
         self.known.add(self.begun_at[-1])
+        if not self.is_part:
+            self._polish(self.begun_at[-1])
+            self.known.add(self.nearest if self.states is None else self.states)
 
     def smallest(self, effort: Effort) -> Fitted:
         """States with the smallest peak found, and a lower bound on any."""

@@ -34,9 +34,9 @@ from sbp.compat import core
 from sbp.passes.boxing.links import Network
 from sbp.passes.explain.collectives import rows_of
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.physical.evaluate import OVERLAPPING, Evaluator
-from sbp.passes.physical.overlap import trip_spans
+from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, reads, writes
+from sbp.passes.physical.scheduled import Trip, trips_of
 from sbp.passes.plan.cost import communication_seconds, node_work
 from sbp.passes.program.control import assumed_trips, ports, trips
 from sbp.passes.program.graph import Const, Node, Source
@@ -295,24 +295,26 @@ class StepClock:
 
     def trips(self, loop: Border) -> list[dict[str, Any]]:
         """One trip through each body of a loop or a branch; steps have the numbers of the body."""
-        if self.takes.network.hardware.platform not in OVERLAPPING:
+        if not self.takes.hides:
             found = [self._one_by_one(steps) for steps in loop.bodies]
         else:
-            found = [self._trip(loop, k) for k in range(len(loop.bodies))]
+            found = [
+                self._trip(x, body) for x, body in zip(trips_of(loop, self.takes), loop.bodies, strict=True)
+            ]
         for k, trip in enumerate(found):
             course = self.takes.trip_course(loop, k)
             trip["held"] = [list(course.seconds), list(course.bytes)]
         return found
 
-    def _trip(self, loop: Border, k: int) -> dict[str, Any]:
-        number = {id(step): i for i, step in enumerate(loop.bodies[k])}
+    def _trip(self, trip: Trip, body: Sequence[Step]) -> dict[str, Any]:
+        number = {id(step): i for i, step in enumerate(body)}
         kernels, sent = list[list[Any]](), list[list[Any]]()
-        for span in trip_spans(loop, k, self.takes):
-            ends = [span.start_seconds, span.end_seconds]
-            if span.sends:
-                sent.append([*ends, self._rows_of(span.steps)])
+        for j, start, end, sends in trip.noted(self.takes).spans:
+            steps = trip.steps_of(j)
+            if sends:
+                sent.append([start, end, self._rows_of(steps)])
             else:
-                kernels.append([*ends, number[id(span.steps[0])]])
+                kernels.append([start, end, number[id(steps[0])]])
         return {"kernels": kernels, "sent": sent}
 
     def _one_by_one(self, steps: Sequence[Step]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class PlanChain:
       unary: the costs of the states that this allows.
       at: its last plan.
       best: that with the shortest step.
-      by_list: whether it goes on with what is exposed in the list schedule.
+      by_phase: whether it goes on with what is exposed of each phase of the step, not of each move.
       looks: how many plans were looked at from it.
       returns: how often nothing new came of it since it began, or went on without its parallelism.
       is_over: whether nothing new comes of it.
@@ -41,7 +41,7 @@ class PlanChain:
     unary: tuple[Table, ...]
     at: PlanCandidate
     best: PlanCandidate
-    by_list: bool = True
+    by_phase: bool = False
     looks: int = 0
     returns: int = 0
     is_over: bool = False
@@ -83,7 +83,7 @@ class Explorer:
         # A whole solution takes about as long as the first did.
         self.leaps = space.leaps and self.began <= constants.EXPLORE_SECONDS
         given = "the cheapest plan", space.network.unary, base, base
-        self.chains = [PlanChain(*given), PlanChain(*given, by_list=False)]
+        self.chains = [PlanChain(*given), PlanChain(*given, by_phase=True)]
         self.near: PlanCandidate | None = None
         self.waits: list[Hashable] = []
         self.looks_near = 0
@@ -136,8 +136,8 @@ class Explorer:
 
     def go_on(self, chain: PlanChain) -> None:
         """One plan more of a chain. Where its parallelism has no other, it goes on without."""
-        times = chain.at.times_by_list if chain.by_list else chain.at.times
-        shares = self.space.exposure.shares(times, chain.at.shares, constants.DAMPINGS[chain.returns])
+        at, damping = chain.at, constants.DAMPINGS[chain.returns]
+        shares = self.space.exposure.shares(at.times, at.shares, damping, by_phase=chain.by_phase)
         found = self.found(chain, shares)
         chain.looks += 1
         if found is None:
@@ -151,10 +151,10 @@ class Explorer:
     def found(self, chain: PlanChain, shares: Shares) -> PlanCandidate | None:
         """The plan that a chain leads to: one near its last, or the cheapest of all.
 
-        A chain by the list schedule begins with the latter: what is exposed there is said of all plans.
+        A chain that goes move by move begins with the latter.
         """
         s, found = self.space, None
-        leaps = chain.by_list and self.leaps and not chain.looks and self.may_solve
+        leaps = self.leaps and not chain.by_phase and not chain.looks and self.may_solve
         if leaps:
             found = self.solved(chain.unary, chain.name, shares)
         if found is None:

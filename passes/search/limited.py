@@ -8,6 +8,7 @@ about as much as that plan.
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -22,8 +23,8 @@ from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.descent import Descent
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.model import Boundary
-from sbp.passes.plan.network import Table
-from sbp.passes.plan.priced import priced_starts
+from sbp.passes.plan.network import Infeasible, Table
+from sbp.passes.plan.priced import priced_starts, states_of
 from sbp.passes.plan.prices import NO_PRICES
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.plan.room import RoomModel
@@ -99,6 +100,8 @@ class LimitedSpace(Space):
             self.pool.add(self.look(states, "at prices"))
         own, progress = self.allowed(effort, constants.SEARCH_SECONDS), self.problem.progress
         search = LimitedSearch(self.network, budget, own, progress, constants.CLOSE)
+        with suppress(Infeasible):  # it may be of fewer signatures
+            search.start_from(states_of(self.model, self.network, base.assignment))
         for states in starts:
             search.start_from(states)
         found, power = search.run(), 1

@@ -38,11 +38,6 @@ class PlanCandidate:
         """What it takes, and what kernels wait for."""
         return self.clock.times_of(self.takes, self.assignment.beyond_seconds)
 
-    @cached_property
-    def times_by_list(self) -> StepTimes:
-        """The same, with what kernels wait for in the list schedule, which changes less from plan to plan."""
-        return self.clock.times_of(self.takes, self.assignment.beyond_seconds, by_list=True)
-
     @property
     def memory_bytes(self) -> float:
         """What a device needs."""

