@@ -20,7 +20,7 @@ from tests.runtime.target.plugin import needs_plugin
 
 pytestmark = needs_plugin
 
-WITHIN = 0.15
+WITHIN = 0.17
 
 
 @pytest.fixture(scope="module", params=["products", pytest.param("a GPT", marks=pytest.mark.full)])
