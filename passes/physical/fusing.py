@@ -45,10 +45,12 @@ class ShardSizes:
     def bytes(self, version: Version) -> float:
         """The bytes of one device's shard of a value under a signature, padding included."""
         # Asked several times for each of tens of thousands.
-        if version not in self.known:
+        found = self.known.get(version)
+        if found is None:
             value, nd = self.physical.graph.values[version[0]], version[1]
-            self.known[version] = local_bytes(value.shape, value.dtype, nd, self.physical.placement.shape)
-        return self.known[version]
+            found = local_bytes(value.shape, value.dtype, nd, self.physical.placement.shape)
+            self.known[version] = found
+        return found
 
     def elements(self, version: Version) -> float:
         """The number of elements of one device's shard."""

@@ -192,9 +192,7 @@ class _Fusion:
             # What is sent lies as it is sent; an element-wise op goes through its operands in one order.
             sent, read = isinstance(op.step, Box), list[tuple[Buffer, bool]]()
             for v in op.reads:
-                if v not in self.last:
-                    self._there(v, 0.0)
-                t, straight = self.last[v]
+                t, straight = self.last.get(v) or self._there(v, 0.0)
                 read.append((t, (straight or sent) and v in op.straight))
             self.reads.append(read)
             self.waits.append(self._waits(i, op))
@@ -231,10 +229,11 @@ class _Fusion:
                 found.append(frozenset([tensor.maker] if tensor.maker >= 0 else []))
         return frozenset().union(*found) if found else NOTHING
 
-    def _there(self, v: Version, n: float) -> None:
+    def _there(self, v: Version, n: float) -> tuple[Buffer, bool]:
         tensor = Buffer(v, n, -1, written=True)
         self.before.append(tensor)
         self.last[v] = tensor, True
+        return self.last[v]
 
     def keep(self, kept: Iterable[Version]) -> None:
         """What is needed at the end is written."""

@@ -11,9 +11,12 @@ the order that was planned (order.py), and what that holds is what the plan says
   (`HeapSimulator` asks who uses a buffer at once). So sections end where little is going to be written over.
 """
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 from sbp.passes.physical.fusing import ShardSizes
@@ -65,12 +68,17 @@ class Sections:
     """A program in sections.
 
     Arguments:
-      sections: in order.
       numbers: per position of a step that is not merged, which of them it is of.
     """
 
-    sections: tuple[Section, ...]
+    units: _Units = field(compare=False, repr=False)
+    orders: Sequence[Sequence[int]] = field(repr=False)
     numbers: Mapping[int, int]
+
+    @cached_property
+    def sections(self) -> tuple[Section, ...]:
+        """The sections, in order: who only asks for times needs their numbers alone."""
+        return self.units.sections(self.orders)
 
 
 def sections_of(physical: Physical, hastens: bool, known: Kernels | None = None) -> Sections:
@@ -88,7 +96,7 @@ def sections_of(physical: Physical, hastens: bool, known: Kernels | None = None)
     order = units.ordered(known_places(k, elsewhere, together, hastens))
     orders = [order[a:b] for a, b in itertools.pairwise(units.cuts(order, together))]
     numbers = {i: p for p, some in enumerate(orders) for u in some for i in units.units[u].members}
-    return Sections(units.sections(orders), numbers)
+    return Sections(units, orders, numbers)
 
 
 class _Units:
