@@ -104,13 +104,13 @@ def _solve_parts(network: CostNetwork, start: Sequence[int] | None, manner: _Man
     """Each connected part by itself."""
     states = [0] * len(network.unary)
     costs, bounds = [0.0], [0.0]
-    later = least_of(network)
-    for nodes in parts_of(network):
-        place = {node: k for k, node in enumerate(nodes)}
-        part = CostNetwork(
-            tuple(network.unary[node] for node in nodes),
-            tuple((place[i], place[j], table) for i, j, table in network.edges if i in place),
-        )
+    later, parts = least_of(network), parts_of(network)
+    place = {node: (p, k) for p, nodes in enumerate(parts) for k, node in enumerate(nodes)}
+    edges: list[list[tuple[int, int, Table]]] = [[] for _ in parts]
+    for i, j, table in network.edges:
+        edges[place[i][0]].append((place[i][1], place[j][1], table))
+    for nodes, own in zip(parts, edges, strict=True):
+        part = CostNetwork(tuple(network.unary[node] for node in nodes), tuple(own))
         later -= least_of(part)
         given = None if start is None else [start[node] for node in nodes]
         answer = _solve_part(part, given, manner.beside(math.fsum(costs) + later, math.fsum(bounds) + later))
