@@ -59,6 +59,8 @@ class _Manner:
 
     def plan(self, network: CostNetwork, max_cells: float) -> Elimination | None:
         """An elimination of this size that fits into the effort left; it counts as run."""
+        if self.effort.is_spent:
+            return None
         self.effort.count.add(constants.PLANNED_EDGE_SECONDS * (len(network.unary) + len(network.edges)))
         most = min(max_cells, self.effort.left / constants.ELIMINATED_CELL_SECONDS)
         most = most if self.proves else min(most, constants.LOOK_CELLS)
@@ -101,19 +103,23 @@ def solve(
 
 
 def _solve_parts(network: CostNetwork, start: Sequence[int] | None, manner: _Manner) -> Solution:
-    """Each connected part by itself."""
+    """Each connected part by itself; all at once where no effort is left for more than a descent."""
+    if manner.effort.is_spent and network.unary:
+        return _Search(network, start, manner).run()
     states = [0] * len(network.unary)
     costs, bounds = [0.0], [0.0]
-    later, parts = least_of(network), parts_of(network)
+    cost = bound = least_of(network)
+    parts = parts_of(network)
     place = {node: (p, k) for p, nodes in enumerate(parts) for k, node in enumerate(nodes)}
     edges: list[list[tuple[int, int, Table]]] = [[] for _ in parts]
     for i, j, table in network.edges:
         edges[place[i][0]].append((place[i][1], place[j][1], table))
     for nodes, own in zip(parts, edges, strict=True):
         part = CostNetwork(tuple(network.unary[node] for node in nodes), tuple(own))
-        later -= least_of(part)
+        cost, bound = cost - least_of(part), bound - least_of(part)
         given = None if start is None else [start[node] for node in nodes]
-        answer = _solve_part(part, given, manner.beside(math.fsum(costs) + later, math.fsum(bounds) + later))
+        answer = _solve_part(part, given, manner.beside(cost, bound))
+        cost, bound = cost + answer.cost, bound + answer.bound
         for node, state in zip(nodes, answer.states, strict=True):
             states[node] = state
         costs.append(answer.cost)
