@@ -36,6 +36,7 @@ from sbp.passes.plan.effort import Effort, until_over
 from sbp.passes.plan.hold import annotations_of, with_annotations
 from sbp.passes.plan.marginals import HeldStates, cheapest_held
 from sbp.passes.plan.model import Boundary, Model
+from sbp.passes.plan.network import CostNetwork
 from sbp.passes.program.names import Names, without_indices
 from sbp.passes.program.trace import Traced
 from sbp.passes.removal import RowsSearch
@@ -246,7 +247,8 @@ class HeldSearch:
         for x, k in self.states(nd).items():
             unary[x] = np.where(np.arange(unary[x].size) == k, unary[x], np.inf)
         clock = Clock(self.s.candidates, self.s.boxings)
-        space = Space(self.model, self.network, clock, self.donated, bound, tuple(unary))
+        network = CostNetwork(tuple(unary), self.network.edges)
+        space = Space(self.model, network, clock, self.donated, bound)
         pool = Pool(self.limit_bytes, self.effort.count)
         return shortest(space, pool, pool.add(space.look(tuple(states), "held")), self.effort)
 

@@ -150,7 +150,7 @@ class Exposure:
         self,
         times: StepTimes,
         before: Shares | None = None,
-        damping: float = 0.5,
+        damping: float = constants.DAMPING,
         *,
         by_phase: bool = False,
     ) -> Shares:
@@ -159,8 +159,7 @@ class Exposure:
         Arguments:
           times: of the plan that was found last.
           before: the shares that it was found with; None for 1.0 each.
-          damping: how much of them stays. Without, two plans that each expose what the other hides would
-            alternate.
+          damping: how much of them stays.
           by_phase: whether moves of one phase have one share. What of a phase is exposed changes little from
             plan to plan, and which of its moves that is much.
         """
@@ -183,11 +182,6 @@ class Exposure:
             g: damping * old.get(g, 1.0) + (1.0 - damping) * min(1.0, share) for g, share in found.items()
         }
 
-    def waits(self, times: StepTimes) -> dict[Hashable, float]:
-        """How long kernels wait for the moves of each group, the longest wait first."""
-        found = {g: sum(times.exposed.get(v, 0.0) for v in values) for g, values in self.values.items()}
-        return {g: found[g] for g in sorted(found, key=lambda g: -found[g])}
-
     def parts(self, shares: Shares) -> Table:
         """What part of their tables counts, per kind of edges."""
         return np.array([shares[g] for g in self.tables])
@@ -198,7 +192,8 @@ class Exposure:
         Arguments:
           unary: the costs of states, with those infinite that are not wanted.
         """
-        tables = {g: _scaled(table, shares[g]) for g, table in self.tables.items()}
+        # What is forbidden stays so.
+        tables = {g: np.where(np.isinf(table), table, table * shares[g]) for g, table in self.tables.items()}
         edges = tuple(
             (i, j, tables[group]) for group, (i, j, _) in zip(self.groups, self.network.edges, strict=True)
         )
@@ -214,11 +209,6 @@ class Exposure:
                 known[key] = own - (1.0 - share) * sent
             thetas[variable] = known[key]
         return tuple(thetas)
-
-
-def _scaled(table: Table, share: float) -> Table:
-    """What is forbidden stays so."""
-    return np.where(np.isinf(table), table, table * share)
 
 
 def _phases_of_later(model: Model) -> dict[int, str]:

@@ -28,7 +28,7 @@ work 13 % more."""
 
 SOLVE_SECONDS = 10.0
 """For the cheapest plan and its bound. Few programs take a tenth of it."""
-EXPLORE_SECONDS = 2.5
+EXPLORE_SECONDS = 2.0
 """For plans around the cheapest: about as long as a large program takes to be traced and lowered."""
 LIMITED_SECONDS = 6.0
 """The same under a limit on memory, where a look counts more. Half: steps up to 8.7 % longer, work 13 % less.
@@ -216,24 +216,18 @@ PATIENCE = 0.01
 SOLVED_PART = 0.6
 """Of the work, for solutions of whole problems; plans near others take the rest. Half: work 6 % less. Double:
 steps up to 8.7 % longer, work 17 % more."""
-DAMPINGS = (0.5, 0.75, 0.25)
+DAMPING = 0.5
 """How much of the shares stays from plan to plan: without, two plans that each expose what the other hides
-would alternate. Half: steps up to 0.6 % longer. Double: steps up to 5.7 % longer."""
+would alternate."""
 UNSEEN_SHARE = 0.3
 """What a collective counts where the plan sends nothing in the same phase of the step. Half: steps up to 0.5
 % longer. Double: steps up to 1.0 % longer."""
-EXPOSED = 0.003
-"""Of the step: moves near the best plan that kernels wait for longer,"""
-MOST_MOVES = 2
-"""so many groups of them at the most (half: steps up to 1.0 % longer; double: steps up to 8.7 % longer),"""
-DEARER = 4.0
-"""count so many times as much."""
 TIE = 0.02
-"""The standard deviation of the logarithms of shares that are shaken to find plans that cost the same
-(double: steps up to 1.7 % shorter),"""
-SHAKEN = 0.3
-"""or about the same: what XLA's order makes of them differs by some percent. Half: steps up to 1.0 % longer.
-Double: steps up to 1.6 % longer or up to 2.0 % shorter."""
+"""The standard deviation of the logarithms of shaken shares, to find plans that cost about the same."""
+CROSSOVER_PLANS = 40
+"""Plans whose parts are looked at in the best one."""
+TURNS_PART = 0.75
+"""Of each round of turns; the rest of them puts such parts into the best plan."""
 
 # Programs that are so small that all their plans are looked at, under a limit.
 

@@ -39,22 +39,27 @@ def restricted(network: CostNetwork, kept: Sequence[NDArray[np.intp]]) -> CostNe
     )
 
 
+def labels_of(ends: NDArray[np.int64], count: int) -> NDArray[np.int32]:
+    """The number of its connected part, per node.
+
+    Arguments:
+      ends: of each edge, its nodes.
+      count: of nodes.
+
+    >>> labels_of(np.array([[0, 3], [1, 1]]), 4).tolist()
+    [0, 1, 2, 0]
+    """
+    from scipy.sparse import coo_matrix  # scipy takes long to load
+    from scipy.sparse.csgraph import connected_components
+
+    graph = coo_matrix((np.ones(len(ends), np.bool_), ends.T), shape=(count, count))
+    labels: NDArray[np.int32] = connected_components(graph, directed=False)[1]
+    return labels
+
+
 def parts_of(network: CostNetwork) -> list[list[int]]:
     """Connected parts, each in ascending order."""
-    around: list[list[int]] = [[] for _ in network.unary]
-    for i, j, _ in network.edges:
-        around[i].append(j)
-        around[j].append(i)
-    seen = [False] * len(around)
-    parts = []
-    for root in range(len(around)):
-        if not seen[root]:
-            seen[root] = True
-            part = [root]
-            for node in part:  # grows while it is read
-                for other in around[node]:
-                    if not seen[other]:
-                        seen[other] = True
-                        part.append(other)
-            parts.append(sorted(part))
-    return parts
+    ends = np.array([(i, j) for i, j, _ in network.edges], np.int64).reshape(-1, 2)
+    labels = labels_of(ends, len(network.unary))
+    order = labels.argsort(kind="stable")
+    return [x.tolist() for x in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)]

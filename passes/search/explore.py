@@ -8,7 +8,8 @@ promises most. What comes in a turn depends on those before it alone, so that wi
 are looked at, and then more.
 """
 
-from collections.abc import Hashable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from sbp.passes.plan import constants
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.network import Table
 from sbp.passes.plan.seeds import SeedUse, seed_name
+from sbp.passes.search.crossover import Crossover, Part, with_part
 from sbp.passes.search.pool import PlanCandidate, Pool
 from sbp.passes.search.space import Space
 
@@ -33,7 +35,6 @@ class PlanChain:
       best: that with the shortest step.
       by_phase: whether it goes on with what is exposed of each phase of the step, not of each move.
       looks: how many plans were looked at from it.
-      returns: how often nothing new came of it since it began, or went on without its parallelism.
       is_over: whether nothing new comes of it.
     """
 
@@ -43,14 +44,7 @@ class PlanChain:
     best: PlanCandidate
     by_phase: bool = False
     looks: int = 0
-    returns: int = 0
     is_over: bool = False
-
-    def turn_back(self, free: tuple[Table, ...]) -> None:
-        """Goes on from its best plan with another damping, after the last one without its parallelism."""
-        self.returns, self.at = self.returns + 1, self.best
-        if self.returns == len(constants.DAMPINGS):
-            self.is_over, self.unary, self.returns = self.unary is free, free, 0
 
 
 def _promise(chain: PlanChain) -> float:
@@ -84,30 +78,48 @@ class Explorer:
         self.leaps = space.leaps and self.began <= constants.EXPLORE_SECONDS
         given = "the cheapest plan", space.network.unary, base, base
         self.chains = [PlanChain(*given), PlanChain(*given, by_phase=True)]
-        self.near: PlanCandidate | None = None
-        self.waits: list[Hashable] = []
-        self.looks_near = 0
-        self.random = np.random.default_rng(0)
+        self.crossover, self.parts = Crossover(space.network), list[Part]()
+        self.near, self.known, self.tried = base, 0, set[Part]()
+        self.looks_near, self.random = 0, np.random.default_rng(0)
 
-    def run(self, fewest: int, most: float) -> None:
-        """Takes turns until the effort is spent, so many at the least and at the most, or nothing is left."""
-        while self.turns < fewest or (self.turns < most and not self.effort.is_spent):
-            if self.effort.count.is_over() or not self.turn():
+    def run(self, fewest: int, most: int, times: float = 1.0) -> None:
+        """Takes turns until the effort is spent, or nothing is left.
+
+        Turns are in rounds, each as long as all before it: with more effort there are the same ones, and then
+        more. The last of a round put parts of other plans into the best one.
+
+        Arguments:
+          fewest, most: turns, of an effort of 1.
+          times: the effort.
+        """
+        count, begun, seconds = self.effort.count, self.effort.count.seconds, self.effort.left / times
+        length, crosses = 1.0, True
+        while not count.is_over():
+            done = max((count.seconds - begun) / seconds if seconds else math.inf, self.turns / most)
+            if self.turns >= fewest and done >= times:
+                return
+            if done >= length:
+                length, crosses = 2.0 * length, True
+            if crosses and self.turns >= fewest and done >= constants.TURNS_PART * length:
+                crosses = self.cross(self.best)
+                self.turns += crosses
+            elif not (self.turn() or self.cross(self.best)):
                 return
 
     def turn(self) -> bool:
         """Looks at one plan more; whether there was any.
 
         The chain that promises most, a parallelism, what that leads to when it is told what is exposed, and
-        what is near the best plan take turns (`PERIOD`). A parallelism that is longer than the plan that all
-        begins at waits until its chain promises most.
+        what is near the best plan take turns (`PERIOD`). The first parallelism comes at once; one that is
+        longer than the plan that all begins at waits until its chain promises most.
         """
         self.turns += 1
         turn, last = self.turns % constants.PERIOD, self.chains[-1]
         chain = min((c for c in self.chains if not c.is_over), key=_promise, default=None)
-        if turn == 0:
-            self.look_near()
-        elif (chain is None or (turn == 2 and self.may_solve)) and (seed := self.next_seed()):
+        begins = turn == 2 and (self.may_solve or (self.space.solves and len(self.chains) == 2))
+        if turn == 0 and self.look_near():
+            pass
+        elif (chain is None or begins) and (seed := self.next_seed()):
             self.begin(*seed)
         elif turn == 3 and not last.looks and last.at.priced_seconds <= self.base.priced_seconds:
             self.go_on(last)
@@ -136,12 +148,12 @@ class Explorer:
 
     def go_on(self, chain: PlanChain) -> None:
         """One plan more of a chain. Where its parallelism has no other, it goes on without."""
-        at, damping = chain.at, constants.DAMPINGS[chain.returns]
-        shares = self.space.exposure.shares(at.times, at.shares, damping, by_phase=chain.by_phase)
+        at, free = chain.at, self.space.network.unary
+        shares = self.space.exposure.shares(at.times, at.shares, by_phase=chain.by_phase)
         found = self.found(chain, shares)
         chain.looks += 1
         if found is None:
-            chain.turn_back(self.space.network.unary)
+            chain.is_over, chain.unary, chain.at = chain.unary is free, free, chain.best
             return
         self.pool.add(found)
         chain.at = found
@@ -179,31 +191,57 @@ class Explorer:
         self.solved_seconds += self.effort.count.seconds - before
         return found
 
-    def look_near(self) -> None:
-        """A plan near the best one: one that costs the same, or, with what kernels wait for in it, one whose
-        moves are dearer that they wait for, or with shares that are shaken."""
-        best, s = self.pool.best or self.chains[0].at, self.space
-        usual = s.exposure.shares(best.times)
-        if best is not self.near:
-            self.near, least = best, constants.EXPOSED * best.times.step_seconds
-            waits = s.exposure.waits(best.times).items()
-            self.waits = [g for g, x in waits if x > least][: constants.MOST_MOVES]
-        self.looks_near += 1
-        if self.looks_near % 2 == 0:
-            shares = self.shaken({g: (best.shares or {}).get(g, 1.0) for g in usual}, constants.TIE)
-        elif self.waits:
-            group = self.waits.pop(0)
-            shares = {**usual, group: constants.DEARER * usual[group]}
-        else:
-            shares = self.shaken(usual, constants.SHAKEN)
-        found = s.near(s.network.unary, shares, best, "near the best", self.effort)
-        if found is not None:
-            self.pool.add(found)
+    @property
+    def own(self) -> list[PlanCandidate]:
+        """The plans of this space, the shortest first."""
+        known = (x for x in self.pool.candidates if x.states in self.space.seen)
+        return sorted((self.base, *known), key=lambda x: x.priced_seconds)
 
-    def shaken(self, shares: Shares, deviation: float) -> Shares:
-        """Shares that differ a little."""
-        noise = np.exp(deviation * self.random.standard_normal(len(shares)))
-        return {g: x * float(y) for (g, x), y in zip(shares.items(), noise, strict=True)}
+    @property
+    def best(self) -> PlanCandidate:
+        """The shortest of them that keeps the limit."""
+        return next((x for x in self.own if self.pool.fits(x)), self.base)
+
+    def took(self, found: PlanCandidate | None) -> bool:
+        """Whether a plan was found, which is taken up."""
+        return found is not None and self.pool.add(found) is found
+
+    def look_near(self) -> bool:
+        """A plan near the best one, if there is another: in turn one that costs about the same, and one with
+        a part of another plan."""
+        best, self.looks_near = self.best, self.looks_near + 1
+        looks = (self.shake, self.cross) if self.looks_near % 2 else (self.cross, self.shake)
+        return any(look(best) for look in looks)
+
+    def shake(self, best: PlanCandidate) -> bool:
+        """The best plan's own problem with shares that are shaken a little; whether it leads elsewhere."""
+        s = self.space
+        before = best.shares or dict.fromkeys(s.exposure.shares(best.times), 1.0)
+        noise = np.exp(constants.TIE * self.random.standard_normal(len(before)))
+        shares = {g: x * float(y) for (g, x), y in zip(before.items(), noise, strict=True)}
+        return self.took(s.near(s.network.unary, shares, best, "near the best", self.effort))
+
+    def cross(self, best: PlanCandidate) -> bool:
+        """The best plan with a part of another one that was not tried, if there is one."""
+        self.approach(best)
+        found = None
+        while self.parts and found is None:
+            part = self.parts.pop(0)
+            if part not in self.tried:
+                self.tried.add(part)
+                found = self.space.look_once(with_part(best.states, part), "parts of others")
+        return self.took(found)
+
+    def approach(self, best: PlanCandidate) -> None:
+        """Finds the parts of other plans to try: of a new best plan, and when all are tried and more plans
+        are known."""
+        if best is self.near and (self.parts or self.known == len(self.pool.candidates)):
+            return
+        self.near, self.known, s = best, len(self.pool.candidates), self.space
+        shares, exposure = s.exposure.shares(best.times), s.exposure
+        others = [x.states for x in self.own if x is not best][: constants.CROSSOVER_PLANS]
+        costs = exposure.weighted_unary(shares, s.network.unary), exposure.parts(shares)[exposure.kinds]
+        self.parts = self.crossover.cheaper(best.states, others, *costs)
 
 
 def shortest(space: Space, pool: Pool, base: PlanCandidate, effort: Effort) -> PlanCandidate:

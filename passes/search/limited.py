@@ -118,9 +118,11 @@ class LimitedSpace(Space):
                 return self.with_more(search, tried, effort)
             last = smallest
             smallest = tried if smallest is None else min(smallest, tried, key=lambda x: x.memory_bytes)
-            missed = self.missed(search.budget, found, tried) if k < constants.CORRECTED_TRIES else ()
-            if missed:
-                found = search.go_on(search.budget.limit, self.allowed(effort, constants.TRY_SECONDS), missed)
+            budget, taken = search.budget, tuple[Load, ...]()
+            if found.fits and k < constants.CORRECTED_TRIES:  # what is not counted of it
+                taken = missed_loads(tried.takes, self.room_model, budget, found.states)
+            if taken:
+                found = search.go_on(budget.limit, self.allowed(effort, constants.TRY_SECONDS), taken)
                 continue
             if last is not None and tried.memory_bytes > (1.0 - constants.CLOSE) * last.memory_bytes:
                 power *= 2  # less of what is counted was not less of what is needed
@@ -150,10 +152,6 @@ class LimitedSpace(Space):
         if not math.isfinite(found.cost):
             return None
         return self.pool.add(self.look(found.states, source))
-
-    def missed(self, budget: Budget, found: Fitted, tried: PlanCandidate) -> tuple[Load, ...]:
-        """What is not counted of a plan that keeps the limit by the count."""
-        return missed_loads(tried.takes, self.room_model, budget, found.states) if found.fits else ()
 
     def with_more(self, search: LimitedSearch, fitted: PlanCandidate, effort: Effort) -> PlanCandidate:
         """A plan that fits, or a cheaper one where the search counts more than the evaluator.
@@ -222,14 +220,6 @@ class LimitedSpace(Space):
         """As much as keeps the limit there by the evaluator, which counts otherwise."""
         counted = Budget(self.loads, math.inf).peak_bytes(at.states)
         return (1.0 - constants.MARGIN) * counted * self.problem.limit_bytes / at.memory_bytes
-
-    def near(
-        self, unary: tuple[Table, ...], shares: Shares, at: PlanCandidate, source: str, effort: Effort
-    ) -> PlanCandidate | None:
-        """A cheap plan near another one; near the best of this space where the other is not of it."""
-        if at.states not in self.seen:
-            at = self.best(at)
-        return super().near(unary, shares, at, source, effort)
 
     def best(self, other: PlanCandidate) -> PlanCandidate:
         """The plan of this space with the shortest step; another one where there is none."""

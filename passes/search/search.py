@@ -107,11 +107,6 @@ class Search:
         """Parallelisms for so many axes."""
         return seeds_for(axes, outer, loops=any(n.bodies for n in self.candidates.graph.nodes))
 
-    @property
-    def most_turns(self) -> float:
-        """Plans that are looked at, at the most."""
-        return constants.MOST_TURNS * self.request.terms.effort
-
     # Without a limit on memory.
 
     def cheapest(self) -> tuple[Space | None, PlanCandidate]:
@@ -180,7 +175,7 @@ class Search:
         base, effort = replace(base, states=tuple(space.cheapest)), self.allowed(constants.EXPLORE_SECONDS)
         seeds = self.seeds(self.request.placement.ndim, self.outer(space))
         explorer = Explorer(space, self.pool, base, seeds, effort)
-        explorer.run(constants.FEWEST_TURNS, self.most_turns)
+        explorer.run(constants.FEWEST_TURNS, constants.MOST_TURNS, self.request.terms.effort)
 
     def add_floor(self, base: PlanCandidate | None) -> None:
         """What is there although the search was cut off."""
@@ -217,7 +212,7 @@ class Search:
             pairs = [(*(o,) * n, *(i,) * (axes - n)) for o, i in MORE_PAIRS] if axes > 1 else []
             effort = self.allowed(constants.LIMITED_SECONDS)
             explorer = Explorer(space, self.pool, space.best(found), [*pairs, *self.seeds(axes, n)], effort)
-            explorer.run(constants.FEWEST_TURNS, self.most_turns)
+            explorer.run(constants.FEWEST_TURNS, constants.MOST_TURNS, self.request.terms.effort)
         return found
 
     def limited_problems(self, fastest: PlanCandidate) -> list[LimitedProblem]:

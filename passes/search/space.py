@@ -4,8 +4,6 @@ import math
 from collections.abc import Sequence
 from functools import cached_property
 
-import numpy as np
-
 from sbp.passes.physical.exposure import Clock, Exposure, Shares
 from sbp.passes.plan.descent import Descent
 from sbp.passes.plan.effort import Effort
@@ -25,7 +23,6 @@ class Space:
       clock: makes the programs of its plans.
       donated: positions of the inputs whose memory the results may take.
       bound: what no plan of it can be cheaper than.
-      unary: the costs of states, if not those of the network: infinite for states that are not wanted.
       cheapest: the states of its cheapest plan, where that is known.
     """
 
@@ -41,12 +38,10 @@ class Space:
         clock: Clock,
         donated: Sequence[int] = (),
         bound: float = 0.0,
-        unary: tuple[Table, ...] | None = None,
         cheapest: Sequence[int] = (),
     ) -> None:
-        self.model, self.clock, self.donated, self.bound = model, clock, donated, bound
-        self.network = network if unary is None else CostNetwork(unary, network.edges)
-        self.is_part, self.cheapest = unary is not None, cheapest
+        self.model, self.network, self.clock, self.donated = model, network, clock, donated
+        self.bound, self.cheapest = bound, cheapest
         self.seen: set[tuple[int, ...]] = set()
 
     @cached_property
@@ -61,10 +56,7 @@ class Space:
 
     def restricted(self, seed: Sequence[SeedUse]) -> tuple[Table, ...]:
         """The costs of states, infinite where a parallelism does not allow them."""
-        found = restricted(self.model, seed, self.tensors)
-        if not self.is_part:
-            return found
-        return tuple(np.maximum(a, b) for a, b in zip(found, self.network.unary, strict=True))
+        return restricted(self.model, seed, self.tensors)
 
     def allows_cheapest(self, unary: tuple[Table, ...]) -> bool:
         """Whether the cheapest plan of all is known and among those that these costs of states allow."""

@@ -70,12 +70,6 @@ class RowSources:
     def __sub__(self, other: RowSources) -> RowSources:
         return RowSources(self.host - other.host, self.disk - other.disk, self.new - other.new)
 
-    @property
-    def host_ratio(self) -> float:
-        """The part of the rows that are anywhere which the host has; 1 of none."""
-        there = self.host + self.disk
-        return self.host / there if there else 1.0
-
 
 def cached_rows(host_bytes: int, width: int) -> int:
     """How many rows fit, with all that is held for them.

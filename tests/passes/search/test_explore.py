@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -164,16 +165,32 @@ def explorer(fn: Callable[..., Any], hardware: Hardware) -> Explorer:
 def test_more_effort_looks_at_the_same_plans_and_then_more() -> None:
     """So it is never worse."""
     found = []
-    for turns in (3, 6, 12):
+    for times in (0.5, 1.0, 2.0, 4.0):
         e = explorer(sent_twice, SLOW)
-        e.run(turns, turns)
+        e.run(2, 8, times)
         found.append([(x.source, x.states) for x in e.pool.candidates])
         assert e.pool.best is not None
         least = min(x.times.step_seconds for x in e.pool.candidates)
         assert e.pool.best.times.step_seconds <= least * (1 + constants.SAME_STEP)
-    few, some, many = found
-    assert len(few) < len(many)
-    assert some[: len(few)] == few and many[: len(some)] == some
+    assert len(found[0]) < len(found[-1])
+    assert all(more[: len(few)] == few for few, more in pairwise(found))
+
+
+def test_the_last_turns_of_a_round_cross() -> None:
+    """Of the turns of an effort of 1 the last quarter, and of those that twice the effort adds too."""
+    crossed = []
+    e = explorer(sent_twice, SLOW)
+    e.turn = lambda: crossed.append(False) or count()  # type: ignore[method-assign, func-returns-value]
+    e.cross = lambda _: not crossed.append(True)  # type: ignore[method-assign, func-returns-value]
+
+    def count() -> bool:
+        e.turns += 1
+        return True
+
+    e.run(2, 16, 2.0)
+    part = round(16 * constants.TURNS_PART)
+    whole = [False] * part + [True] * (16 - part)
+    assert crossed == whole + [False] * (2 * part - 16) + [True] * (32 - 2 * part)
 
 
 def test_parallelisms_of_the_cheapest_plan_lead_nowhere_else() -> None:
@@ -216,29 +233,52 @@ def test_turns_end_with_the_effort_but_for_the_fewest() -> None:
 
 
 def test_whole_problems_take_a_part_of_the_work() -> None:
-    """Parallelisms wait while those before have taken more; all of them come."""
+    """The first parallelism comes at once; others wait while those before have taken more; all come."""
     e = explorer(sent_twice, SLOW)
     e.solved_seconds = np.inf
-    e.run(3, 3)
-    assert len(e.seeds) == len(seeds_for(1))
+    e.run(2, 2)
+    assert len(e.chains) == 3
+    e.run(7, 7)
+    assert len(e.chains) == 3
     e.solved_seconds = 0.0
     e.run(200, 200)
     assert not e.seeds
 
 
-def test_what_kernels_wait_for_counts_more_near_the_best_plan() -> None:
-    """Once for each group of moves that is exposed; then shares are shaken."""
+def test_near_the_best_plan() -> None:
+    """In turn plans that cost about the same and parts of others; where one finds nothing, the other."""
+    e, looked = explorer(sent_twice, SLOW), list[str]()
+    e.shake = lambda _: looked.append("shake") or len(looked) < 3  # type: ignore[method-assign, func-returns-value]
+    e.cross = lambda _: looked.append("cross") or len(looked) < 3  # type: ignore[method-assign, func-returns-value]
+    assert [e.look_near() for _ in range(3)] == [True, True, False]
+    assert looked == ["shake", "cross", "shake", "cross"]
+
+
+def test_shaken_shares_are_about_those_of_the_plan() -> None:
     e, counted = explorer(sent_twice, SLOW), []
-    base, space = e.chains[0].at, e.space
-    waits = {g: x for g, x in space.exposure.waits(base.times).items() if x > 0.0}
-    assert waits and list(waits.values()) == sorted(waits.values(), reverse=True)
-    space.near = lambda unary, shares, *_: counted.append(shares)  # type: ignore[method-assign]
-    for _ in range(constants.MOST_MOVES + 1):
-        e.look_near()
-    usual = space.exposure.shares(base.times)
-    dearer = [{g for g in usual if shares[g] != usual[g]} for shares in counted]
-    assert dearer[: len(waits)] == [{g} for g in list(waits)[: constants.MOST_MOVES]]
-    assert len(dearer[-1]) > 1 and not any(chosen - set(usual) for chosen in dearer)
+    e.space.near = lambda unary, shares, *_: counted.append(shares)  # type: ignore[method-assign]
+    shares = {g: 0.1 * k for k, g in enumerate(e.space.exposure.values)}
+    assert not e.shake(replace(e.base, shares=shares))
+    (shaken,) = counted
+    assert shaken != shares
+    assert shaken == pytest.approx(shares, rel=6 * constants.TIE)
+
+
+def test_parts_of_others_are_tried_once() -> None:
+    """Each of them by itself, also when more plans are known."""
+    e = explorer(sent_twice, SLOW)
+    e.run(6, 6)
+    best, looked = e.best, []
+    e.space.look_once = lambda states, _: looked.append(states)  # type: ignore[method-assign]
+    assert not e.cross(best)
+    parts = {tuple(np.flatnonzero(np.array(best.states) != states)) for states in looked}
+    others = [np.array(x.states) for x in e.own if x is not best]
+    whole = [set(np.flatnonzero(other != best.states)) for other in others]
+    assert looked and all(any(x >= set(part) for x in whole) for part in parts)
+    assert len(looked) == len(set(looked))
+    e.pool.add(replace(best, excess_seconds=1.0))
+    assert not e.cross(best)
+    assert len(looked) == len(set(looked))
 
 
 def test_shares() -> None:
@@ -270,7 +310,7 @@ def test_what_cannot_be_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     space, at = e.space, e.chains[0].at
     both = zip(space.network.unary, at.states, strict=True)
     never = tuple(np.where((np.arange(x.size) == k) & (x.size > 1), np.inf, x) for x, k in both)
-    forbidden = Space(space.model, space.network, space.clock, (), 0.0, never)
+    forbidden = Space(space.model, CostNetwork(never, space.network.edges), space.clock)
     monkeypatch.setattr(spaces, "solve", lambda *_, **__: SimpleNamespace(states=at.states))
     monkeypatch.setattr(forbidden.descent, "run", lambda *_: at.states)
     assert forbidden.solved(never, "ended", Effort()) is None

@@ -67,7 +67,6 @@ def test_rows_that_were_used_last_stay(tmp_path: Path) -> None:
         assert begun == RowSources(10, 60, 0)
         cache.read(np.concatenate([keys[20:60], np.array([900], np.uint64)]))
         assert cache.sources == begun + RowSources(40, 0, 1)
-        assert RowSources().host_ratio == 1 and RowSources(3, 1, 9).host_ratio == 0.75
 
 
 def test_rows_without_room_go_to_the_store_at_once(tmp_path: Path) -> None:
