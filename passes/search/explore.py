@@ -2,10 +2,10 @@
 
 The cheapest plan one thing after the other may wait for collectives that a dearer one hides. So from each
 plan that is worth it the problem is solved again with every move counting as far as it was exposed there
-(exposure.py). Plans that come from one another are a chain; it begins at the cheapest plan, or at that of a
-parallelism (plan/seeds.py). Turn by turn one plan more is looked at: of a new chain, or of the chain that
-promises most. What comes in a turn depends on those before it alone, so that with more effort the same plans
-are looked at, and then more.
+(exposure.py). Plans that come from one another are a chain; it begins at the best plan of each source so far,
+or at that of a parallelism (plan/seeds.py). Turn by turn one plan more is looked at: of a new chain, or of
+the chain that promises most. What comes in a turn depends on those before it alone, so that with more effort
+the same plans are looked at, and then more.
 """
 
 import math
@@ -76,11 +76,11 @@ class Explorer:
         self.began, self.solved_seconds = effort.count.seconds, 0.0
         # A whole solution takes about as long as the first did.
         self.leaps = space.leaps and self.began <= constants.EXPLORE_SECONDS
-        given = "the cheapest plan", space.network.unary, base, base
-        self.chains = [PlanChain(*given), PlanChain(*given, by_phase=True)]
-        self.crossover, self.parts = Crossover(space.network), list[Part]()
-        self.near, self.known, self.tried = base, 0, set[Part]()
-        self.looks_near, self.random = 0, np.random.default_rng(0)
+        free, known = space.network.unary, {x.source: x for x in reversed(self.own) if pool.fits(x)}
+        self.chains = [PlanChain(base.source, free, base, base, by_phase=x) for x in (False, True)]
+        self.chains += [PlanChain(name, free, x, x) for name, x in known.items() if x is not base]
+        self.crossover, self.parts, self.tried = Crossover(space.network), list[Part](), set[Part]()
+        self.near, self.known, self.looks_near, self.random = base, 0, 0, np.random.default_rng(0)
 
     def run(self, fewest: int, most: int, times: float = 1.0) -> None:
         """Takes turns until the effort is spent, or nothing is left.
@@ -116,7 +116,7 @@ class Explorer:
         self.turns += 1
         turn, last = self.turns % constants.PERIOD, self.chains[-1]
         chain = min((c for c in self.chains if not c.is_over), key=_promise, default=None)
-        begins = turn == 2 and (self.may_solve or (self.space.solves and len(self.chains) == 2))
+        begins = turn == 2 and (self.may_solve or (self.space.solves and self.turns == 2))
         if turn == 0 and self.look_near():
             pass
         elif (chain is None or begins) and (seed := self.next_seed()):

@@ -215,7 +215,7 @@ def test_a_parallelism_that_is_longer_waits(is_longer: bool) -> None:
     e.turns = constants.PERIOD - 2
     e.go_on = lambda chain: gone_on.append(chain.name)  # type: ignore[method-assign]
     e.turn()
-    assert gone_on == ["the cheapest plan" if is_longer else "found"]
+    assert gone_on == ["cheapest" if is_longer else "found"]
 
 
 def test_a_whole_problem_that_takes_long_is_solved_once() -> None:
@@ -262,6 +262,19 @@ def test_shaken_shares_are_about_those_of_the_plan() -> None:
     (shaken,) = counted
     assert shaken != shares
     assert shaken == pytest.approx(shares, rel=6 * constants.TIE)
+
+
+def test_chains_begin_at_the_best_of_each_source_that_fits() -> None:
+    """Beside two at the base, so that it does not matter which of several was a little shorter."""
+    e = explorer(sent_twice, SLOW)
+    e.pool.fits = lambda x: x.source != "large"  # type: ignore[method-assign]
+    longer, best, large = (replace(e.base, source=name) for name in ("prices", "prices", "large"))
+    longer = replace(longer, excess_seconds=1.0)
+    for x in (longer, best, large):
+        e.pool.add(x)
+    chains = Explorer(e.space, e.pool, e.base, (), e.effort).chains
+    assert [(x.name, x.by_phase) for x in chains[:2]] == [("cheapest", False), ("cheapest", True)]
+    assert [(x.name, x.at is best) for x in chains[2:]] == [("prices", True)]
 
 
 def test_parts_of_others_are_tried_once() -> None:
