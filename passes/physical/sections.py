@@ -136,9 +136,10 @@ class _Units:
                 readers.setdefault(made, []).append(u)
             unit.waits.update(self.unit_of[m] for _, m in unit.needs if m >= 0)
         for made, i in remade:
-            # What is made again takes the name of what was there before: who reads that runs first.
-            if self.unit_of[i] >= 0:
-                self.units[self.unit_of[i]].waits.update(readers.get(made, ()))
+            # What is made again takes the name of what was there before: who reads that runs first. Those
+            # behind, which read it through what is merged into them, may read either: it is the same tensor.
+            if (again := self.unit_of[i]) >= 0:
+                self.units[again].waits.update(u for u in readers.get(made, ()) if u < again)
         for u, unit in enumerate(self.units):
             unit.waits.discard(u)
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from sbp.compat.core import is_key
 from sbp.passes.physical import sections as module
 from sbp.passes.physical.fusing import ShardSizes
 from sbp.passes.physical.kernels import program_kernels
-from sbp.passes.physical.program import Physical, reads, writes
+from sbp.passes.physical.program import Compute, Physical, reads, writes
 from sbp.passes.physical.sections import sections_of
 from sbp.runtime.lower.lowering import lower
 from tests.runtime.lower.test_recompute import arguments, step
@@ -122,6 +123,24 @@ def test_what_a_section_reads_of_another_goes_through_a_barrier(monkeypatch: pyt
     # Every kernel is in one of them, once.
     ran = [id(s) for x in sections for s in x.steps if id(s) in kernels]
     assert len(ran) == len(set(ran)) and set(ran) == kernels
+
+
+def test_what_is_made_twice_may_be_read_of_either() -> None:
+    """A kernel behind the second one runs that reads the first through what is merged into it."""
+
+    def product(x: Any) -> Any:
+        y = sbp.annotate(x.T @ x, [B])
+        return sbp.annotate(jnp.sin(y) * (y @ y), [B])
+
+    physical = physical_of(product, (jax.random.normal(jax.random.key(0), (64, WIDTH)),), ([S(0)],))
+    at = next(i for i, x in enumerate(physical.steps) if isinstance(x, Compute) and x.node.op == "sin")
+    # The sum is sent again behind what reads it first.
+    steps = *physical.steps[: at + 1], *map(replace, physical.steps[at - 2 : at]), *physical.steps[at + 1 :]
+    again = replace(physical, steps=steps)
+    k = program_kernels(ShardSizes(again))
+    assert not k.runs(at)
+    (section,) = sections_of(again, True).sections
+    assert {id(x) for i, x in enumerate(again.steps) if k.runs(i)} <= {*map(id, section.steps)}
 
 
 def test_sections_are_the_same_of_kernels_that_are_known() -> None:
