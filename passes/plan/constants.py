@@ -187,8 +187,7 @@ FIRST_PRICE = 0.3
 """the first of which makes the bytes that are too many cost this part of the plan (half: steps up to 4.7 %
 longer, work 7 % more; double: steps up to 4.7 % longer, work 7 % more),"""
 PRICE_FACTOR = 4.0
-"""and from one to the next, until one answer keeps the limit and one does not. Half: steps up to 3.7 %
-longer."""
+"""and from one to the next, until one answer keeps the limit. Half: steps up to 3.7 % longer."""
 SMALL_PART = 1e-3
 """Of the limit: copies of smaller tensors are not counted, since each takes a variable."""
 APART_PART = 0.02

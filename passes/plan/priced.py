@@ -1,14 +1,16 @@
-"""Where a search under a limit starts: the cheapest plan at one price for all bytes above the limit.
+"""Where a search under a limit starts: the cheapest plans at one price for all bytes above the limit.
 
-Products of matrices have the signatures of the fastest plan. Open are what is kept, what is recomputed, how
-state is split, and what loops gather before they start. A price is added for bytes at the times at which that
-plan needs too much; this problem has no limit and is mostly solved in a second. The search is for the lowest
-price at which the plan keeps the limit. Where none is found in time all ops have the fastest plan's
-signatures.
+All ops have the signatures of the fastest plan. Open are what is kept, what is recomputed, how state is
+split, and what loops gather before they start. A price is added for bytes at the times at which that plan
+needs too much; this problem has no limit and is mostly solved in a second. Of two plans of which one keeps
+the limit the next price is that at which both cost the same: either another one is cheaper there, or no price
+has any between them (the lower convex hull of cost and bytes). Then the same where only products of matrices
+have their signatures.
 """
 
 import math
 from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 
@@ -34,12 +36,13 @@ def priced_starts(
       network: of the model, as it was built.
       effort: for all of it.
     """
-    starts: tuple[tuple[int, ...], ...] = ()
-    for every, part in ((False, effort.part(0.5)), (True, effort)):
-        if not starts or budget.peak_bytes(starts[-1]) > budget.limit:
-            kept = as_chosen(model, fastest, every)
-            starts = (*starts, *_starts_among(kept, network, budget, fastest, part))
-    return starts
+    among = (as_chosen(model, fastest, every) for every in (True, False))
+    fits = {
+        x: budget.peak_bytes(x) <= budget.limit
+        for kept in among
+        for x in _starts_among(kept, network, budget, fastest, effort.part(0.5))
+    }
+    return tuple(sorted(fits, key=lambda x: (fits[x], -network.cost(x))))
 
 
 def _starts_among(
@@ -58,34 +61,39 @@ def _starts_among(
 
     def solved(prices: TimePrices) -> tuple[int, ...]:
         """The cheapest states at some prices."""
-        kernel = reduction.kernel
-        priced = CostNetwork(prices.charged(kernel.unary, reduction.loads), kernel.edges)
-        found = solve(priced, effort=effort, proves=False)
-        if math.isinf(found.cost):  # a start that is no plan is worth nothing
-            found = solve(priced, proves=False)
+        unary = prices.charged(reduction.kernel.unary, reduction.loads)
+        found = solve(CostNetwork(unary, reduction.kernel.edges), effort=effort, proves=False)
         states = reduction.expand(found.states)
         return tuple(int(own[k]) for own, k in zip(kept, states, strict=True))
 
-    free = solved(NO_PRICES)
-    excess = budget.peak_bytes(free) - budget.limit
-    if excess <= 0.0:
-        return (free,)
-    busy = np.array([time for time, alive in budget.course(free) if alive > budget.limit])
-    price, low, high = constants.FIRST_PRICE * abs(fastest.seconds) / excess, 0.0, math.inf
-    fitting, others = list[tuple[float, tuple[int, ...]]](), list[tuple[int, ...]]()
-    for _ in range(constants.PRICES_TRIED):
-        if effort.is_spent:
-            break
+    dear, small = solved(NO_PRICES), None
+    over = budget.peak_bytes(dear) - budget.limit
+    busy = np.array([time for time, alive in budget.course(dear) if alive > budget.limit])
+
+    def line(states: tuple[int, ...]) -> tuple[float, float]:
+        """What states cost, and what is alive at these times, on average."""
+        return network.cost(states), sum(x for t, x in budget.course(states) if t in busy) / max(busy.size, 1)
+
+    lines, least = {dear: line(dear)}, math.inf
+    price = constants.FIRST_PRICE * abs(fastest.seconds) / max(over, 1.0)
+    tries = range(constants.PRICES_TRIED if over > 0.0 else 0)
+    for _ in takewhile(lambda _: not effort.is_spent, tries):
         states = solved(TimePrices(busy, np.full(busy.size, price / busy.size)))
+        lines[states] = cost, size = line(states)
+        if not cost + price * size < (1.0 - constants.NOISE) * least:
+            break  # no price gives anything between the two
         if budget.peak_bytes(states) <= budget.limit:
-            fitting.append((network.cost(states), states))
-            high = price
+            small = states
         else:
-            others.append(states)
-            low = price
-        between = low > 0.0 and high < math.inf
-        price = math.sqrt(low * high) if between else price * constants.PRICE_FACTOR ** (1 if low else -1)
-    return (*others, *(states for _, states in sorted(fitting, reverse=True)))
+            dear = states
+        price *= constants.PRICE_FACTOR
+        if small is not None:  # that at which both cost the same
+            more, saved = np.subtract(lines[small], lines[dear]) * (1.0, -1.0)
+            if min(more, saved) <= 0.0:
+                break
+            price = more / saved
+            least = lines[dear][0] + price * lines[dear][1]
+    return tuple(x for x, (cost, _) in lines.items() if cost < math.inf)
 
 
 def states_of(model: Model, network: CostNetwork, chosen: ChosenSignatures) -> tuple[int, ...]:

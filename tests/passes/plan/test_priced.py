@@ -1,7 +1,9 @@
 """Where a search under a limit begins."""
 
+import itertools
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +16,13 @@ from sbp import S
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.merged import merge_ops
-from sbp.passes.plan.budget import Budget
+from sbp.passes.plan.budget import Budget, Load
 from sbp.passes.plan.candidates import enumerate_candidates
 from sbp.passes.plan.effort import Effort
+from sbp.passes.plan.model import ChosenSignatures
+from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.pins import boundary
-from sbp.passes.plan.priced import priced_starts
+from sbp.passes.plan.priced import _starts_among, priced_starts
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.program.trace import trace
 from tests.passes.plan.cheapest import choose
@@ -35,7 +39,7 @@ def test_starts_end_with_the_cheapest_that_keeps_the_limit() -> None:
     network = model.build()
     fastest = choose(*given)
     free = priced_starts(model, network, Budget(tuple(model.loads), 1e12), fastest, Effort())
-    assert len(free) == 1 and network.cost(free[0]) == pytest.approx(fastest.seconds, rel=1e-6)
+    assert free and all(network.cost(x) == pytest.approx(fastest.seconds, rel=1e-6) for x in free)
     limit = 0.6 * Budget(tuple(model.loads), 1e12).peak_bytes(free[0])
     budget = Budget(tuple(model.loads), limit)
     starts = priced_starts(model, network, budget, fastest, Effort())
@@ -46,6 +50,30 @@ def test_starts_end_with_the_cheapest_that_keeps_the_limit() -> None:
     chosen = model.chosen(starts[-1], costs[-1], 0.0)
     assert products_of(model)
     assert all(chosen.strategies[i] is fastest.strategies[i] for i in products_of(model))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_last_start_is_the_corner_of_the_hull_below_the_limit(seed: int) -> None:
+    """Against all assignments: costs and bytes of states, at one time."""
+    random = np.random.default_rng(seed)
+    costs, sizes = random.integers(1, 100, (2, 6, 3)).astype(float)
+    network = CostNetwork(tuple(costs), ((0, 1, random.integers(0, 9, (3, 3)).astype(float)),))
+    loads = tuple(Load(k, 0, 1, x) for k, x in enumerate(sizes))
+    every = list(itertools.product(range(3), repeat=6))
+    points = {x: (Budget(loads, 0.0).peak_bytes(x), network.cost(x)) for x in every}
+    dearest = min(points.values(), key=lambda p: (p[1], p[0]))[0]
+    limit = 0.5 * (dearest + min(points.values())[0])
+
+    def corner(price: float) -> tuple[float, float]:
+        return min(points.values(), key=lambda p: (p[1] + price * p[0], p[0]))
+
+    # Prices near enough to each other for every corner.
+    corners = {corner(price) for price in np.geomspace(1e-3, 1e3, 2000)}
+    asked = cast(ChosenSignatures, SimpleNamespace(seconds=100.0))
+    kept = [np.arange(3)] * 6
+    found = _starts_among(kept, network, Budget(loads, limit), asked, Effort())
+    fitting = [points[x] for x in found if points[x][0] <= limit]
+    assert min(fitting, key=lambda p: p[1]) == max(p for p in corners if p[0] <= limit)
 
 
 def products_of(model: RecomputingModel) -> list[int]:
