@@ -80,11 +80,10 @@ PARTS: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
     "limits near a plan": ((limited.LimitedSpace, "counted_limit", _nothing),),
     "priced starts": ((limited, "priced_starts", lambda *_: ()),),
     "plans combined": ((within.LimitedSearch, "_combine", _nothing),),
-    "exact at prices": ((within.LimitedSearch, "_look_exactly", _nothing),),
     "kicks": ((constants, "KICKS", 0),),
     "missed loads": ((limited, "missed_loads", lambda *_: ()),),
     "asked for more": ((limited.LimitedSpace, "with_more", _as_found),),
-    "recomputation": ((limited, "RecomputingModel", limited.RoomModel),),
+    "recomputation": ((limited, "RecomputingModel", lambda *given: limited.RoomModel(*given[:-1])),),
     "all plans of small programs": ((search, "cheapest_by_trying", _nothing),),
 }
 """What may be left out: attributes, and what takes their place."""

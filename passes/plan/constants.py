@@ -62,9 +62,6 @@ GAINED = 1e-6
 """Of the cost: a round of moves that gains less has gained nothing."""
 PROGRESS = 1e-4
 """Of the bound or the cost: a round that changes them by less has stalled."""
-STANDING = 1e-3
-"""Of the bound: prices stand where steps raise it by less; only there an exact solution is worth it. Double:
-steps up to 5.4 % longer."""
 CLOSE = 0.005
 """Of the cost or the memory: a search ends so near to its bound; so near peaks are the same."""
 SAME_STEP = 5e-4

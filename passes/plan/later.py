@@ -18,12 +18,14 @@ class UseSpan:
     Arguments:
       early, late: its uses before and after the longest time without one.
       start, until: from when until when it is wanted again, be it for an op that runs again.
+      soonest: when it may be made again, for others that are; `start` if that is hardly before.
     """
 
     early: list[ValueUse]
     late: list[ValueUse]
     start: int
     until: int
+    soonest: int
 
 
 def is_plain(node: Node) -> bool:
@@ -59,10 +61,11 @@ class LaterUses:
                     continue
                 start = min((t for t, _ in own), default=max(again, default=0))
                 until = max([*(t for _, t in own), *(t + 1 for t in again)])
-                found[v] = UseSpan(early, late, start, until)
+                soonest = min([start, *(t for t in again if start - t > constants.NEAR_PART * self.m.end)])
+                found[v] = UseSpan(early, late, start, until, soonest)
                 for x in node.inputs if is_plain(node) else ():
                     if not isinstance(x, Const):
-                        wanted.setdefault(x, []).append(start)
+                        wanted.setdefault(x, []).extend((soonest, start))
         return self.in_memory(dict(reversed(found.items())))
 
     def in_memory(self, found: dict[int, UseSpan]) -> dict[int, UseSpan]:

@@ -127,11 +127,6 @@ class Prices:
         np.add.at(prices, np.maximum(at, 0), known.prices)
         return prices
 
-    def prove(self, lower: float, prices: Table) -> None:
-        """Takes a bound that somebody else has proven at some prices, if it is higher."""
-        if lower > self.lower:
-            self.lower, self.best = lower, prices
-
     def _level(self, swept: float, cost: float) -> None:
         """A step toward the level hoped for, or back to the best prices with less hope."""
         size = abs(self.lower + self.constant)

@@ -11,6 +11,7 @@ do nothing besides, that need no gradient, and under signatures with which they 
 values are kept as ever.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -36,7 +37,12 @@ from sbp.signature import B, NdSbp, Partial
 
 
 class RecomputingModel(RoomModel):
-    """The model of a program under a limit; ops may run again. Arguments as of `RoomModel`."""
+    """The model of a program under a limit; ops may run again.
+
+    Arguments as of `RoomModel`; `by_chain`: whether what is made again for others that are, long before its
+    own later uses, is counted from the first of them on, however many are between; else of each two alone,
+    which is too low for long chains, but a smaller problem.
+    """
 
     def __init__(
         self,
@@ -46,8 +52,10 @@ class RecomputingModel(RoomModel):
         limit_bytes: float,
         donated: Sequence[int] = (),
         holes: float = 0.0,
+        by_chain: bool = False,
     ) -> None:
         super().__init__(candidates, boundary, boxings, limit_bytes, donated, holes)
+        self.by_chain = by_chain
         self.count = op_count(self.graph)
         self.stride = 2 * self.count + len(self.graph.values)
         """Ids of users: ops, copies, what keeps values; stride by stride follow the operands of copies."""
@@ -62,6 +70,7 @@ class RecomputingModel(RoomModel):
         """Divides the uses of what may be recomputed into early and later ones."""
         self.uses = LaterUses(self)
         wanted = self.uses.wanted_later()
+        self.has_chains = any(x.soonest < x.start for x in wanted.values())
         values, partials, dims = list(self.graph.values), dict(self.c.partials), dict(self.c.dims)
         second = dict[int, int]()
         for v in wanted:
@@ -83,8 +92,9 @@ class RecomputingModel(RoomModel):
         if v not in self.lives:
             ways = 3 if early and self.unwritten.is_computed_again(node) else 2
             shared = self.columns.setdefault((ways, "times", id(each)), (each * ways, each))[0]
-        n, key = len(shared), (id(shared), id(strategies), nothing)
-        made = self.column(strategies, "results", 0) if strategies else ()
+        starts = tuple(dict.fromkeys((span.start, span.soonest if self.by_chain else span.start)))
+        n, key = len(shared), (id(shared), id(strategies), nothing, len(starts))
+        made = self.column(strategies, "results", 0) * len(starts) if strategies else ()
         lies = self.padded((*key, "lies"), 0, (*shared, *made), nothing)
         # What has no early use is made later only; what it takes is counted already.
         again = np.zeros(len(strategies))
@@ -94,7 +104,8 @@ class RecomputingModel(RoomModel):
             if strategies is not every:
                 own_ids = set(map(id, strategies))
                 again = again[[id(s) in own_ids for s in every]]
-        variable = self.variable(lies, np.concatenate([np.zeros(n), again, np.zeros(nothing)]))
+        costs = np.concatenate([np.zeros(n), np.tile(again, len(starts)), np.zeros(nothing)])
+        variable = self.variable(lies, costs)
         own, keeping = self.count + node.id, 2 * self.count + v
         alike = self.alike(True, len(lies))
         keep = ValueUse(variable, self.padded((*key, "keep"), 0, shared, len(lies) - n), alike, 1, keeping)
@@ -102,7 +113,8 @@ class RecomputingModel(RoomModel):
         since = max([self.times[node.id][1], *(t for _, t in self.uses.reads(v) if t <= span.start)])
         until = span.until if life is None else max(span.until, life.last)
         users = frozenset(u.user for u in late)
-        self.later[v] = Later(v, node, p, variable, n, n // ways, users, since, span.start, until)
+        begins = np.array([*[math.inf] * n, *np.repeat(starts, len(strategies)), *[math.inf] * nothing])
+        self.later[v] = Later(v, node, p, variable, n, n // ways, users, since, span.start, until, begins)
         if ways == 3:
             self.unwritten.charge(self.later[v], self.nodes[node.id])
         self.times[keeping], self.times[own] = (since - 1, since), (span.start, span.start + 1)
@@ -112,17 +124,23 @@ class RecomputingModel(RoomModel):
         if life is not None:
             self.lives[v] = replace(life, end=min(life.end, since), last=min(life.last, since))
             self.lives[p] = Lifetime(p, span.start, until, span.start, until)
+            self.load(
+                variable, starts[-1], span.start, np.where(begins < span.start, self.held(v, lies), 0.0)
+            )
         for k, x in enumerate(node.inputs if strategies else ()):
             if not isinstance(x, Const):
-                needs = self.padded((*key, k), n, self.column(strategies, "operands", k), nothing)
+                wanted = self.column(strategies, "operands", k) * len(starts)
+                needs = self.padded((*key, k), n, wanted, nothing)
                 self.want_later(x, second, ValueUse(variable, needs, alike, 1, own + self.stride * (k + 1)))
+                if self.by_chain and x in self.later:
+                    self.add_order(self.later[x], self.later[v])
 
     def want_later(self, x: int, second: Mapping[int, int], use: ValueUse) -> None:
         """An operand of an op that may run again, maybe earlier than its own later uses are."""
         start = at = self.times[use.user % self.stride][0]
         if x in self.later:
             at = max(start, self.later[x].start)
-            if x in self.lives and at - start > constants.NEAR_PART * self.end:
+            if not self.by_chain and x in self.lives and at - start > constants.NEAR_PART * self.end:
                 self.load_early(self.later[x], use, start)
             if self.later[x].has_spots:
                 self.unwritten.read_again(self.later[x], use.variable, use.needs)
@@ -147,6 +165,14 @@ class RecomputingModel(RoomModel):
         self.add_edge(x.value, x.variable, variable, first_table)
         self.add_edge(x.value, use.variable, variable, then_table)
         self.load(variable, start, x.start, self.held(x.value, (*again, NOWHERE, NOWHERE)))
+
+    def add_order(self, first: Later, second: Later) -> None:
+        """What is made again of a value that is made again too is made after it."""
+        sooner, later = first.begins[:, None], second.begins[None, :]
+        allowed = (sooner <= later + constants.NEAR_PART * self.end) | np.isinf(sooner) | np.isinf(later)
+        key = "order", allowed.shape, allowed.tobytes()
+        table = self.tables.setdefault(key, written_down(np.where(allowed, 0.0, np.inf)))
+        self.add_edge(first.value, first.variable, second.variable, table)
 
     def silent(self, node: Node) -> tuple[Strategy, ...]:
         """The signatures under which an op may run again."""
@@ -310,7 +336,8 @@ class RecomputingModel(RoomModel):
             late = clusters.pop(x.id, (Cluster(frozenset(u.user for u in self.demand[x.id]), share),))
             early = clusters.pop(v, (Cluster(frozenset(u.user for u in self.demand[v]), None),))
             if self.runs(x, states):
-                strategy = self.silent(x.made)[states[x.variable] - x.kept]
+                silent = self.silent(x.made)
+                strategy = silent[(states[x.variable] - x.kept) % len(silent)]
                 near = real(late) if len(real(late)) > 1 else ()
                 recomputed[v] = Recomputed(strategy, x.users, share, near)
                 late = ()
@@ -322,4 +349,4 @@ class RecomputingModel(RoomModel):
 
     def runs(self, x: Later, states: Sequence[int]) -> bool:
         """Whether a value is recomputed."""
-        return x.kept <= states[x.variable] < x.kept + len(self.silent(x.made))
+        return math.isfinite(x.begins[states[x.variable]])

@@ -55,6 +55,9 @@ class RoomModel(Model):
       holes: of what is neither argument nor result, what lies unused between.
     """
 
+    has_chains = False
+    """Whether anything is made again long before its own uses, for others that are."""
+
     def __init__(
         self,
         candidates: Candidates,

@@ -38,6 +38,7 @@ class Later:
       each: so many of them are of one way.
       users: who uses the first one much later, in the program as it is.
       since, start, until: when its early uses end; when the second is there, and until when.
+      begins: `[states]`, when it is made again; infinite where it is not.
     """
 
     value: int
@@ -50,6 +51,7 @@ class Later:
     since: int
     start: int
     until: int
+    begins: Table
 
     @property
     def has_spots(self) -> bool:

@@ -13,10 +13,10 @@ from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.every import cheapest_of_all
 from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.improving import Improving
-from sbp.passes.plan.network import CostNetwork, Infeasible, Table
+from sbp.passes.plan.network import CostNetwork, Infeasible
 from sbp.passes.plan.peak import least_peak
 from sbp.passes.plan.prices import TimePrices
-from sbp.passes.plan.solve import Progress, solve
+from sbp.passes.plan.solve import Progress
 
 
 def solve_within(
@@ -75,10 +75,6 @@ class LimitedSearch(Improving):
         self.begun_at: list[Indices] = []
         """Where it was told to begin: under another limit too."""
         self.rounds = 0
-        self.solved_for = self.prices.at
-        """The best prices when the network was solved exactly."""
-        self.solves = True
-        """Whether exact solutions take no more than their time."""
 
     def begin_at(self, prices: TimePrices, states: Sequence[int] | None = None) -> None:
         """Begins at prices, and at states of the network, that another search has found."""
@@ -102,13 +98,11 @@ class LimitedSearch(Improving):
         self.flat_budget = flat_budget(self.flat, self.loads, limit)
         self.prices.to_budget(self.flat_budget, more)
         self.work = forests.workplace(self.flat, self.flat_budget, int(self.work.random[0]))
-        self.solved_for = self.prices.best
         self._allow(effort)
         self.states, self.cost, self.excess = None, math.inf, (True, math.inf)
         self.known.add(known)
         self.known.forget()
         self.combined_seconds = 0.0
-        self.solves = True
         for states in (*self.begun_at, known):
             self._offer(states)
         self._polish(known)
@@ -160,17 +154,11 @@ class LimitedSearch(Improving):
 
     def _round(self) -> None:
         decoded: Indices = self.nearest
-        before = self.prices.lower
         for _ in range(constants.ROUND_SWEEPS):
             decoded = self.prices.step(self.cost)
             if self._finished():
                 break
         self.noise = constants.NOISE * abs(self.reduction.constant + self.prices.lower)
-        risen = self.prices.lower - before
-        size = abs(self.reduction.constant + self.prices.lower)
-        stand = risen < constants.STANDING * size
-        if stand and not self._finished() and self.solves:
-            self._look_exactly()
         self.rounds += 1
         if not self.is_part and not self._finished():
             self.known.add(self._cheapest_near(decoded))
@@ -183,14 +171,6 @@ class LimitedSearch(Improving):
         if self.progress is not None:
             constant = self.reduction.constant
             self.progress(self.cost + constant, self.prices.lower + constant)
-
-    def _look_exactly(self) -> None:
-        """Moves from the cheapest states at the best prices."""
-        if self.solved_for is not self.prices.best:
-            self.solved_for = self.prices.best
-            states = self._exact(self.solved_for)
-            self.known.add(states)
-            self._polish(states)
 
     def _combine(self) -> None:
         """The best of what is known together, and of that with what costs least by the bound."""
@@ -230,20 +210,6 @@ class LimitedSearch(Improving):
         found = inner.run()
         if found.fits and math.isfinite(found.cost):
             self._polish(small.widened(found.states))
-
-    def _exact(self, prices: Table) -> Indices:
-        """The cheapest states at some prices, and the bound that they prove: without a limit a network is
-        solved exactly, where layers are alike at once."""
-        if not self.flat.turn.size:
-            return self.nearest
-        unary = np.split(self._priced(prices), self.flat.offsets[1:-1])
-        kernel = replace(self.reduction.kernel, unary=tuple(unary))
-        found = solve(kernel, effort=self.effort.part(constants.PART_SHARE))
-        # Where there was too little left for it there will not be enough later.
-        missing = found.cost - found.bound
-        self.solves = missing <= constants.CLOSE * abs(found.cost + self.reduction.constant)
-        self.prices.prove(found.bound - float(prices @ self.flat_budget.room), prices)
-        return np.array(found.states, dtype=np.int64)
 
     def _allow(self, effort: Effort) -> None:
         """Goes on with other effort."""

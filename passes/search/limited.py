@@ -46,7 +46,7 @@ class LimitedProblem:
       donated: positions of the inputs whose memory the results may take.
       limit_bytes: per device.
       progress: is told of the search.
-      recomputes: whether ops may run again.
+      recomputes, by_chain: whether ops may run again, and how that is counted (`RecomputingModel`).
       proves: whether these are all plans, so that what no plan of these does is proven.
     """
 
@@ -57,13 +57,13 @@ class LimitedProblem:
     limit_bytes: float
     progress: Progress | None = None
     recomputes: bool = True
+    by_chain: bool = False
     proves: bool = True
 
     def model(self) -> RoomModel:
         """The model of the program with its loads, not built."""
-        given = self.candidates, self.asked, self.boxings
-        kind = RecomputingModel if self.recomputes else RoomModel
-        return kind(*given, self.limit_bytes, self.donated, HOLES)
+        given = self.candidates, self.asked, self.boxings, self.limit_bytes, self.donated, HOLES
+        return RecomputingModel(*given, self.by_chain) if self.recomputes else RoomModel(*given)
 
 
 class LimitedSpace(Space):

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from sbp.passes.plan import constants, within
+from sbp.passes.plan import constants
 from sbp.passes.plan.budget import Budget, Load
 from sbp.passes.plan.combined import Known, cheapest_states, together
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.network import CostNetwork, Solution
+from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.within import LimitedSearch
 
 LAYERS, WIDTH = 20, 5
@@ -89,19 +89,6 @@ def test_what_is_impossible_together_is_left() -> None:
     alone = [np.zeros(search.flat.turn.size, dtype=np.int64)]
     search._best_among(alone, alone)
     assert search.states is None and search.cost == math.inf
-
-
-def test_an_exact_solution_that_had_too_little_time_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    network, loads = layers()
-    search = LimitedSearch(network, Budget(loads, 1.5 * LAYERS * WIDTH), Effort().at_most(10.0))
-    answers = iter((1.0, -50.0))
-    none = (0,) * search.flat.turn.size
-    monkeypatch.setattr(within, "solve", lambda kernel, **_: Solution(none, 1.0, next(answers)))
-    prices = np.zeros(search.flat_budget.room.size)
-    search._exact(prices)
-    assert search.solves
-    search._exact(prices)
-    assert not search.solves
 
 
 def test_those_that_cost_least_are_taken_none_like_another() -> None:

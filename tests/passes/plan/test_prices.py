@@ -28,7 +28,7 @@ def test_a_price_stands_at_the_time_that_is_short() -> None:
     assert (few.times.tolist(), few.tightest.tolist(), few.room.tolist()) == ([2], [5], [3.0])
     prices = Prices(flat, few, 1e3, 0.0, Effort())
     prices.charge(np.array([2.0]))
-    prices.prove(0.0, prices.at)
+    prices.best = prices.at
     assert prices.found().times.tolist() == [5]
     late = flat_budget(flat, (free, *fixed, Load(0, 5, 7, np.array([1.0, 0.0]))), 6.0)
     other = Prices(flat, late, 1e3, 0.0, Effort())

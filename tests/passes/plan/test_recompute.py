@@ -4,12 +4,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import sbp
+from sbp.passes.physical.exposure import Clock
 from sbp.passes.plan.budget import Budget
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.model import Model
+from sbp.passes.plan.parts import restricted
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.solve import solve
@@ -66,6 +69,34 @@ def test_less_memory_is_enough_when_ops_may_run_again() -> None:
         peaks.append(found.peak_bytes)
     assert peaks[1] < 0.9 * peaks[0]
     assert model.chosen(found.states, found.cost, 0.0).recomputed
+
+
+def chain(ws: Any, x: Any) -> Any:
+    for w in ws:
+        x = jnp.tanh(x @ w)
+    return (x**2).mean()
+
+
+@pytest.mark.parametrize("layers", [4, 12])
+def test_a_chain_that_is_made_again_is_there_from_its_first_op_on(layers: int) -> None:
+    """Counted as the evaluator finds it; counted of each two alone it is half of that."""
+    x, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in [(512, 64), (64, 64)])
+    given = problem(trace(jax.grad(chain), ([w] * layers, x), {}).graph, PLACE)
+    counted = dict[bool, float]()
+    for by_chain in (False, True):
+        model = RecomputingModel(*given, 1e3, by_chain=by_chain)
+        network = model.build()
+        kept = [np.arange(len(states)) for states in model.states]
+        for later in model.later.values():
+            kept[later.variable] = np.flatnonzero(np.isfinite(later.begins))
+        found = solve(restricted(network, kept))
+        states = [int(own[k]) for own, k in zip(kept, found.states, strict=True)]
+        chosen = model.chosen(states, found.cost, 0.0)
+        assert model.has_chains and set(chosen.recomputed) == set(model.later)
+        counted[by_chain] = Budget(tuple(model.loads), 1e12).peak_bytes(states)
+    needed = Clock(given[0], given[2]).program(chosen).peak_bytes()
+    assert 0.92 * needed < counted[True] <= needed
+    assert counted[False] < (0.8 if layers == 4 else 0.6) * needed
 
 
 def test_equal_layers_share_what_is_known_of_copies(monkeypatch: pytest.MonkeyPatch) -> None:
