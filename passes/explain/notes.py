@@ -125,16 +125,15 @@ def fitted_note(limit_bytes: float, needed_bytes: float, fastest_seconds: float,
     """Of a plan that is not the fastest one because that needs too much memory.
 
     >>> fitted_note(8e10, 9e10, 2.0, 2.1).split("; ")[1]
-    'this one is 5.0 % slower, one thing after the other'
-    >>> fitted_note(8e10, 9e10, 2.0, 1.8).split("; ")[1]
-    'this one is 10 % faster, one thing after the other'
+    'the step of this one is 5.0 % longer'
+
+    Arguments:
+      fastest_seconds, seconds: of a step.
     """
     more = 100 * (seconds / fastest_seconds - 1) if fastest_seconds > 0 else 0.0
-    slower = f"{more:.1f} % slower" if 0 < more < 10 else f"{more:.0f} % slower" if more else "slower"
-    slower = f"{-more:.0f} % faster" if more < 0 else slower
     return (
         f"planned to fit into {bytes_text(limit_bytes)} per device: the fastest plan would need "
-        f"{bytes_text(needed_bytes)}; this one is {slower}, one thing after the other"
+        f"{bytes_text(needed_bytes)}; the step of this one is {max(more, 0.0):.{1 if more < 10 else 0}f} % longer"
     )
 
 

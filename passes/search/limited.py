@@ -1,5 +1,6 @@
 """A planning problem under a limit on memory: its plans keep the limit, as the evaluator says.
 
+Collectives count as far as they are exposed in the shortest of the plans that it starts from.
 What the search counts (plan/room.py) is not what the evaluator finds. So the search is told what a solution
 needs beyond its count, and goes on, until the evaluator agrees. Parallelisms are looked at first at the
 prices of bytes that hold for the cheapest plan that fits: one solution without a limit each, which needs
@@ -23,7 +24,7 @@ from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.descent import Descent
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.model import Boundary
-from sbp.passes.plan.network import Infeasible, Table
+from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 from sbp.passes.plan.priced import priced_starts, states_of
 from sbp.passes.plan.prices import NO_PRICES
 from sbp.passes.plan.recompute import RecomputingModel
@@ -99,7 +100,7 @@ class LimitedSpace(Space):
         for states in starts:
             self.pool.add(self.look(states, "at prices"))
         own, progress = self.allowed(effort, constants.SEARCH_SECONDS), self.problem.progress
-        search = LimitedSearch(self.network, budget, own, progress, constants.CLOSE)
+        search = LimitedSearch(self.exposed(self.best(base)), budget, own, progress, constants.CLOSE)
         with suppress(Infeasible):  # it may be of fewer signatures
             search.start_from(states_of(self.model, self.network, base.assignment))
         for states in starts:
@@ -138,6 +139,13 @@ class LimitedSpace(Space):
             found = search.go_on(target, self.allowed(effort, constants.TRY_SECONDS))
         return self.smallest(search, starts, effort)
 
+    def exposed(self, at: PlanCandidate) -> CostNetwork:
+        """The network in which moves count as far as kernels wait for them in a plan: what hides them costs
+        little. No assignment costs more in it, so that what bounds it bounds all."""
+        if not at.takes.hides:
+            return self.network
+        return self.exposure.weighted(self.exposure.shares(at.times), self.network.unary)
+
     @cached_property
     def size(self) -> float:
         """How many times as much work the network takes as a small one."""
@@ -163,7 +171,7 @@ class LimitedSpace(Space):
             target = counted * (1.0 - constants.MARGIN) * limit / fitted.memory_bytes
             found = search.go_on(target, self.allowed(effort, constants.TRY_SECONDS))
             more = (self.tried(found, "the cheapest that fits") if found.fits else None) or fitted
-            if self.pool.fits(more) and more.assignment.seconds < fitted.assignment.seconds:
+            if self.pool.fits(more) and more.times.step_seconds < fitted.times.step_seconds:
                 counted, fitted = search.budget.limit, more
         self.loads, self.counted_bytes, self.prices = search.budget.loads, counted, search.prices.found()
         return fitted

@@ -87,17 +87,17 @@ class Search:
             self.add_floor(base)
         fastest = self.pool.best
         assert fastest is not None
-        needed = 0.0 if math.isinf(self.pool.limit_bytes) else fastest.memory_bytes
-        if needed <= self.pool.limit_bytes:
-            return self.answer(fastest, base)
+        if self.pool.fits(fastest):
+            return self.answer(fastest)
         self.pool.bind()
         fitted = self.fit(fastest)
         best = self.pool.best
         if best is None:
             assert isinstance(fitted, SmallestPeak)
             return FoundSignatures(fastest.assignment, smallest=fitted)
-        took = fastest.assignment.seconds, best.assignment.seconds
-        return self.answer(best, fitted, notes.fitted_note(self.pool.limit_bytes, needed, *took))
+        took = fastest.times.step_seconds, best.times.step_seconds
+        needed = fastest.memory_bytes
+        return self.answer(best, notes.fitted_note(self.pool.limit_bytes, needed, *took))
 
     def allowed(self, seconds: float) -> Effort:
         """The effort of a part of the search."""
@@ -249,20 +249,14 @@ class Search:
 
     # What was found.
 
-    def answer(
-        self, best: PlanCandidate, cheapest: PlanCandidate | SmallestPeak | None, *remarks: str
-    ) -> FoundSignatures:
-        """The best plan, with the bound and the time of the cheapest one.
-
-        Arguments:
-          cheapest: that the bound is of.
-        """
-        base = cheapest if isinstance(cheapest, PlanCandidate) else best
-        is_cut = self.effort.count.is_cut
-        bound = min(max(self.bound, base.assignment.bound), base.assignment.seconds)
-        chosen = replace(best.assignment, bound=bound)
-        if best.times.seconds > base.times.seconds * (1 + SAME):
-            chosen = replace(chosen, cheapest_seconds=base.times.seconds)
+    def answer(self, best: PlanCandidate, *remarks: str) -> FoundSignatures:
+        """The best plan, with the bound and the time of the cheapest one."""
+        known, is_cut = self.pool.counted, self.effort.count.is_cut
+        cheapest = min(known, key=lambda x: x.times.seconds)
+        bound = max(self.bound, *(x.assignment.bound for x in known))
+        chosen = replace(best.assignment, bound=min(bound, cheapest.assignment.seconds))
+        if best.times.seconds > cheapest.times.seconds * (1 + SAME):
+            chosen = replace(chosen, cheapest_seconds=cheapest.times.seconds)
         large = (notes.LARGE_NOTE,) if self.is_large else ()
         cut = (notes.cut_note(self.request.terms.time_limit_seconds),) if is_cut else ()
         return FoundSignatures(chosen, (*remarks, *large, *cut), is_cut=is_cut, takes=best.takes)
