@@ -69,8 +69,7 @@ def _as_found(space: limited.LimitedSpace, search: Any, fitted: Any, _: Any) -> 
 
 PARTS: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
     "folded networks": ((constants, "ALIKE_PART", 0.0),),
-    "parallelisms by name": ((search, "seeds_for", lambda *_: ()), (search, "MORE_PAIRS", ())),
-    "more pairs": ((search, "MORE_PAIRS", ()),),
+    "parallelisms by name": ((search, "seeds_for", lambda *_: ()),),
     "parallelisms of the cheapest plan left out": ((space.Space, "allows_cheapest", _nothing),),
     "signatures that reduce first": ((Strategy, "partial_results", 0),),
     "what is exposed": ((explore.Explorer, "go_on", lambda _, chain: setattr(chain, "is_over", True)),),

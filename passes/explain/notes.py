@@ -130,10 +130,10 @@ def fitted_note(limit_bytes: float, needed_bytes: float, fastest_seconds: float,
     Arguments:
       fastest_seconds, seconds: of a step.
     """
-    more = 100 * (seconds / fastest_seconds - 1) if fastest_seconds > 0 else 0.0
+    more = max(100 * (seconds / fastest_seconds - 1), 0.0) if fastest_seconds > 0 else 0.0
     return (
         f"planned to fit into {bytes_text(limit_bytes)} per device: the fastest plan would need "
-        f"{bytes_text(needed_bytes)}; the step of this one is {max(more, 0.0):.{1 if more < 10 else 0}f} % longer"
+        f"{bytes_text(needed_bytes)}; the step of this one is {more:.{1 if more < 10 else 0}f} % longer"
     )
 
 

@@ -199,6 +199,8 @@ CORRECTED_TRIES = 8
 """the first times for less only around the time at which that is so."""
 MARGIN = 0.002
 """Of what the next try might use, this part is left free. Double: steps up to 5.4 % longer."""
+FREE_PART = 0.02
+"""Of the limit: a plan that leaves this much free may be followed by one that counts more."""
 MOST_STEP = 0.15
 """Of what was counted, the next try may use at most so much less where less did not help."""
 

@@ -4,13 +4,11 @@ All ops have the signatures of the fastest plan. Open are what is kept, what is 
 split, and what loops gather before they start. A price is added for bytes at the times at which that plan
 needs too much; this problem has no limit and is mostly solved in a second. Of two plans of which one keeps
 the limit the next price is that at which both cost the same: either another one is cheaper there, or no price
-has any between them (the lower convex hull of cost and bytes). Then the same where only products of matrices
-have their signatures.
+has any between them (the lower convex hull of cost and bytes).
 """
 
 import math
 from collections.abc import Sequence
-from itertools import takewhile
 
 import numpy as np
 
@@ -34,14 +32,10 @@ def priced_starts(
 
     Arguments:
       network: of the model, as it was built.
-      effort: for all of it.
+      effort: for all of it; something that keeps the limit is looked for whatever that takes.
     """
-    among = (as_chosen(model, fastest, every) for every in (True, False))
-    fits = {
-        x: budget.peak_bytes(x) <= budget.limit
-        for kept in among
-        for x in _starts_among(kept, network, budget, fastest, effort.part(0.5))
-    }
+    found = _starts_among(as_chosen(model, fastest), network, budget, fastest, effort)
+    fits = {x: budget.peak_bytes(x) <= budget.limit for x in found}
     return tuple(sorted(fits, key=lambda x: (fits[x], -network.cost(x))))
 
 
@@ -59,14 +53,14 @@ def _starts_among(
     except Infeasible:
         return ()
 
-    def solved(prices: TimePrices) -> tuple[int, ...]:
+    def solved(prices: TimePrices, effort: Effort) -> tuple[int, ...]:
         """The cheapest states at some prices."""
         unary = prices.charged(reduction.kernel.unary, reduction.loads)
         found = solve(CostNetwork(unary, reduction.kernel.edges), effort=effort, proves=False)
         states = reduction.expand(found.states)
         return tuple(int(own[k]) for own, k in zip(kept, states, strict=True))
 
-    dear, small = solved(NO_PRICES), None
+    dear, small = solved(NO_PRICES, effort), None
     over = budget.peak_bytes(dear) - budget.limit
     busy = np.array([time for time, alive in budget.course(dear) if alive > budget.limit])
 
@@ -76,9 +70,11 @@ def _starts_among(
 
     lines, least = {dear: line(dear)}, math.inf
     price = constants.FIRST_PRICE * abs(fastest.seconds) / max(over, 1.0)
-    tries = range(constants.PRICES_TRIED if over > 0.0 else 0)
-    for _ in takewhile(lambda _: not effort.is_spent, tries):
-        states = solved(TimePrices(busy, np.full(busy.size, price / busy.size)))
+    for _ in range(constants.PRICES_TRIED if over > 0.0 else 0):
+        if small is not None and effort.is_spent:
+            break
+        prices = TimePrices(busy, np.full(busy.size, price / busy.size))
+        states = solved(prices, Effort(effort.count) if small is None else effort)
         lines[states] = cost, size = line(states)
         if not cost + price * size < (1.0 - constants.NOISE) * least:
             break  # no price gives anything between the two
@@ -98,25 +94,17 @@ def _starts_among(
 
 def states_of(model: Model, network: CostNetwork, chosen: ChosenSignatures) -> tuple[int, ...]:
     """The cheapest states of a model in which all ops have the signatures of a plan."""
-    kept = as_chosen(model, chosen, every=True)
+    kept = as_chosen(model, chosen)
     found = solve(restricted(network, kept), proves=False)
     return tuple(int(own[k]) for own, k in zip(kept, found.states, strict=True))
 
 
-def as_chosen(model: Model, chosen: ChosenSignatures, every: bool) -> list[Indices]:
-    """The states of all variables, of ops only those that a plan has.
-
-    Arguments:
-      every: of all ops, not of products alone.
-    """
+def as_chosen(model: Model, chosen: ChosenSignatures) -> list[Indices]:
+    """The states of all variables, of ops only those that a plan has: not of what goes in and out of loops."""
     kept = [np.arange(len(states)) for states in model.states]
     for node in model.graph.walk():
-        is_product = node.rule is not None and node.rule.matmul is not None
-        if node.id in model.nodes and (every or is_product):
+        if node.id in model.nodes:
             variable = model.nodes[node.id]
             same = [s is chosen.strategies[node.id] for s in model.states[variable]]
             kept[variable] = np.flatnonzero(same)
-    for id, variables in model.ports.items() if every else ():
-        for variable, nd in zip(variables, chosen.ports[id], strict=True):
-            kept[variable] = np.flatnonzero([s == nd for s in model.states[variable]])
     return kept

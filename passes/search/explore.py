@@ -227,9 +227,10 @@ class Explorer:
         found = None
         while self.parts and found is None:
             part = self.parts.pop(0)
-            if part not in self.tried:
-                self.tried.add(part)
-                found = self.space.look_once(with_part(best.states, part), "parts of others")
+            states = with_part(best.states, part)
+            if part not in self.tried and self.space.keeps_limit(states, best):
+                found = self.space.look_once(states, "parts of others")
+            self.tried.add(part)
         return self.took(found)
 
     def approach(self, best: PlanCandidate) -> None:

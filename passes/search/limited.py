@@ -167,7 +167,7 @@ class LimitedSpace(Space):
         What is explored begins where the search has ended.
         """
         counted, limit = search.budget.limit, self.problem.limit_bytes
-        if fitted.memory_bytes < (1.0 - constants.CLOSE) * limit and not effort.is_spent:
+        if fitted.memory_bytes < (1.0 - constants.FREE_PART) * limit and not effort.is_spent:
             target = counted * (1.0 - constants.MARGIN) * limit / fitted.memory_bytes
             found = search.go_on(target, self.allowed(effort, constants.TRY_SECONDS))
             more = (self.tried(found, "the cheapest that fits") if found.fits else None) or fitted
@@ -226,8 +226,12 @@ class LimitedSpace(Space):
 
     def counted_limit(self, at: PlanCandidate) -> float | None:
         """As much as keeps the limit there by the evaluator, which counts otherwise."""
-        counted = Budget(self.loads, math.inf).peak_bytes(at.states)
+        counted = self.counted(at.states)
         return (1.0 - constants.MARGIN) * counted * self.problem.limit_bytes / at.memory_bytes
+
+    def counted(self, states: Sequence[int]) -> float:
+        """The bytes at the peak, as the search counts them."""
+        return Budget(self.loads, math.inf).peak_bytes(states)
 
     def best(self, other: PlanCandidate) -> PlanCandidate:
         """The plan of this space with the shortest step; another one where there is none."""

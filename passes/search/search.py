@@ -26,18 +26,13 @@ from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
 from sbp.passes.plan.narrow import solve_indexed
 from sbp.passes.plan.network import Infeasible
 from sbp.passes.plan.priced import states_of
-from sbp.passes.plan.seeds import ZERO_3_ANY, SeedUse, seeds_for
+from sbp.passes.plan.seeds import seeds_for
 from sbp.passes.request import Request
 from sbp.passes.search.explore import Explorer
 from sbp.passes.search.floor import CutModel, CutOff, add_floor
 from sbp.passes.search.limited import LimitedProblem, LimitedSpace
 from sbp.passes.search.pool import PlanCandidate, Pool
 from sbp.passes.search.space import Space
-
-SHARDED = SeedUse("sharded weights", batch=False, weights=True, moments=True)
-MORE_PAIRS = ((ZERO_3_ANY, SHARDED),)
-"""Parallelisms under a limit, for the outermost axis and for the others, beside those of plan/seeds.py:
-weights lie in as many parts as there are devices, and the batch at rest in fewer (MaxText's layout)."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +98,6 @@ class Search:
         """The effort of a part of the search."""
         return self.effort.at_most(seconds * self.request.terms.effort)
 
-    def seeds(self, axes: int, outer: int = 1) -> tuple[tuple[SeedUse, ...], ...]:
-        """Parallelisms for so many axes."""
-        return seeds_for(axes, outer, loops=any(n.bodies for n in self.candidates.graph.nodes))
-
     # Without a limit on memory.
 
     def cheapest(self) -> tuple[Space | None, PlanCandidate]:
@@ -163,17 +154,16 @@ class Search:
         """Axes between hosts, and those within."""
         return axis_groups(self.request.placement, self.request.hardware)
 
-    def outer(self, space: Space) -> int:
-        """How many of the axes parallelisms use as the outer one."""
-        return 1 if space.model.c is self.candidates else len(self.groups[0])
-
     def explore(self, space: Space | None, base: PlanCandidate) -> None:
         """Looks at other plans of a space."""
         if space is None:
             self.is_large = self.overlaps(base)
             return
         base, effort = replace(base, states=tuple(space.cheapest)), self.allowed(constants.EXPLORE_SECONDS)
-        seeds = self.seeds(self.request.placement.ndim, self.outer(space))
+        # Of groups of axes the first is the outer one.
+        outer = 1 if space.model.c is self.candidates else len(self.groups[0])
+        loops = any(n.bodies for n in self.candidates.graph.nodes)
+        seeds = seeds_for(self.request.placement.ndim, outer, loops=loops)
         explorer = Explorer(space, self.pool, base, seeds, effort)
         explorer.run(constants.FEWEST_TURNS, constants.MOST_TURNS, self.request.terms.effort)
 
@@ -210,10 +200,8 @@ class Search:
             found = replace(min(peaks, key=lambda x: x.bytes), bound_bytes=bound)
         found = self.tried_out(problem, found)
         if isinstance(found, PlanCandidate) and self.overlaps(found) and found.states:
-            axes, n = self.request.placement.ndim, self.outer(space)
-            pairs = [(*(o,) * n, *(i,) * (axes - n)) for o, i in MORE_PAIRS] if axes > 1 else []
             effort = self.allowed(constants.LIMITED_SECONDS)
-            explorer = Explorer(space, self.pool, space.best(found), [*pairs, *self.seeds(axes, n)], effort)
+            explorer = Explorer(space, self.pool, space.best(found), (), effort)
             explorer.run(constants.FEWEST_TURNS, constants.MOST_TURNS, self.request.terms.effort)
         return found
 

@@ -23,7 +23,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     """What the table says of it is what is planned."""
     usual = planned("classifier", (2, 4), math.inf)
     assert usual.step_seconds <= 166.2e-6
-    main(["classifier", "--parts", "1", "--without", "more pairs"])
+    main(["classifier", "--parts", "1", "--without", "shaken shares"])
     rows = capsys.readouterr().out.splitlines()
     assert len(rows) == 4 and f"| classifier | 1 |  | {1e6 * usual.step_seconds:.1f} us | 1.000 |" in rows[2]
 
