@@ -100,7 +100,7 @@ def states_of(model: Model, network: CostNetwork, chosen: ChosenSignatures) -> t
 
 
 def as_chosen(model: Model, chosen: ChosenSignatures) -> list[Indices]:
-    """The states of all variables, of ops only those that a plan has: not of what goes in and out of loops."""
+    """The states of all variables, of ops only those that a plan has; of loops all."""
     kept = [np.arange(len(states)) for states in model.states]
     for node in model.graph.walk():
         if node.id in model.nodes:
