@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from sbp.passes.chain import Listed
+from sbp.passes.explain.targets import Target
 from sbp.passes.physical.flow import Flow
 from sbp.passes.physical.program import Border, Physical
 from sbp.passes.plan.effort import Effort
@@ -277,7 +278,30 @@ class NearProblem:
         ]
         return np.where(sends, np.inf, costs)
 
+    # What is asked about.
+
+    def variables(self, target: Target) -> list[int]:
+        """Those that tell how a target lies."""
+        m = self.model
+        found = [m.inputs[i] for i in target.arguments]
+        found += [x for j in target.results if (x := m.outputs[j]) is not None]
+        return found + [m.nodes[self.annotations[v].id] for v in target.values]
+
     def lying(self, variable: int) -> Sequence[NdSbp]:
         """Per state of a variable, how its tensor lies: of an op, what its annotation gives."""
         states = self.model.states[variable]
         return [s if isinstance(s, tuple) else s.results[0] for s in states]
+
+    def signatures(self, target: Target) -> list[NdSbp]:
+        """Those that all tensors of a target can have."""
+        first, *others = (dict.fromkeys(self.lying(x)) for x in self.variables(target))
+        return [nd for nd in first if all(nd in other for other in others)]
+
+    def others(self, target: Target) -> list[NdSbp]:
+        """The same without those that they have."""
+        now = {target.signatures[0]} if target.values else set(target.signatures)
+        return [nd for nd in self.signatures(target) if nd not in now]
+
+    def held(self, target: Target, nd: NdSbp) -> HeldStates:
+        """The variables of a target, and the states in which it has a signature that all of them can have."""
+        return {x: self.lying(x).index(nd) for x in self.variables(target)}

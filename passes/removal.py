@@ -35,7 +35,7 @@ from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.owners import mark_owners
 from sbp.passes.physical.program import Box, Physical
 from sbp.passes.plan.effort import Effort, until_over
-from sbp.passes.plan.marginals import HeldStates, cheapest_held
+from sbp.passes.plan.marginals import HeldSolutions, HeldStates, cheapest_held
 from sbp.passes.plan.network import Infeasible
 from sbp.passes.request import Request
 from sbp.passes.sent_tensors import hold_text, moves_of, sent_at
@@ -119,7 +119,7 @@ class RowsSearch:
 
     def _free(self, k: int) -> set[int]:
         values = {w.value if isinstance(w, Box) else w.step.node.outputs[0] for w in self._moves(k)}
-        held = [x for target in (*self.own[k], *self.lines.near(k)) for x in self.variables(target)]
+        held = [x for target in (*self.own[k], *self.lines.near(k)) for x in self.problem.variables(target)]
         opened = [self.problem.model.inputs[i] for i in self.opened]
         return self.problem.near(self.problem.of_values(values)) | set(held) | set(opened)
 
@@ -128,52 +128,23 @@ class RowsSearch:
         key = _key(self.rows[k])
         return [what for c in self.plan.collectives if _key(c) == key for what in moves_of(self.physical, c)]
 
-    def variables(self, target: Target) -> list[int]:
-        """Those that tell how a target lies."""
-        m = self.problem.model
-        found = [m.inputs[i] for i in target.arguments]
-        found += [x for j in target.results if (x := m.outputs[j]) is not None]
-        return found + [m.nodes[self.problem.annotations[v].id] for v in target.values]
-
-    def states(self, *holds: Hold) -> dict[int, int] | None:
-        """The states that hold some targets; what else is open of arguments stays. None if there are none."""
+    def states(self, *holds: Hold) -> HeldStates:
+        """The states that hold some targets; what else is open of arguments stays."""
         m, found = self.problem.model, dict[int, int]()
         for i in self.opened:
             found[m.inputs[i]] = self.problem.now(m.inputs[i])
         for target, nd in holds:
-            for x in self.variables(target):
-                lying = list(self.problem.lying(x))
-                if nd not in lying:
-                    return None
-                found[x] = lying.index(nd)
+            found |= self.problem.held(target, nd)
         return found
 
     def tensor(self, k: int, target: Target, most: int) -> TensorChoices:
         """The other signatures of a tensor of a row."""
-        every = [set(self.problem.lying(x)) for x in self.variables(target)]
-        common = set[NdSbp].intersection(*every)
-        first = self.problem.lying(self.variables(target)[0])
-        now = {target.signatures[0]} if target.values else set(target.signatures)
-        others = [nd for nd in dict.fromkeys(first) if nd in common and nd not in now]
+        others = self.problem.others(target)
         around = self.around(k)
-        asked = [around.held(self.states((target, nd)) or {}) for nd in others]
+        asked = [around.held(self.states((target, nd))) for nd in others]
         found = cheapest_held(around.network, asked, most, Effort().at_most(SOLVE_SECONDS))
         plans = [self._plan(others[i], around.whole(x.states), target) for i, x in found.found]
-        plans.sort(key=lambda h: (h.figures.step_seconds, h.figures.seconds))
-        return TensorChoices(
-            target.text,
-            target.count,
-            made_by(self.physical, target.values),
-            target.signatures,
-            figures_of(self.plan),
-            tuple(plans),
-            found.slower,
-            found.unknown,
-            found.impossible,
-            self.request.limit_bytes,
-            hold=hold_text(self.plan, self.physical, target),
-            near=True,
-        )
+        return tensor_choices(self.plan, target, found, plans, self.request.limit_bytes, near=True)
 
     def _plan(self, nd: NdSbp, states: Sequence[int], target: Target) -> HeldPlan:
         physical = self.program(states)
@@ -252,11 +223,8 @@ class RowsSearch:
         for n, holds in enumerate(each):
             if len(found) == MOST_FOUND or self.late:
                 break
-            asked = self.states(*holds)
-            if asked is None:
-                continue
             try:
-                states = self.around(k).solved(asked, Effort().at_most(SOLVE_SECONDS))
+                states = self.around(k).solved(self.states(*holds), Effort().at_most(SOLVE_SECONDS))
             except Infeasible:
                 continue
             physical = self.program(states)
@@ -272,7 +240,7 @@ class RowsSearch:
           opened: whether arguments near may lie otherwise than they do.
         """
         banned, free = self._banned(self._moves(k)), self._free(k)
-        held: HeldStates = {} if opened else self.states() or {}
+        held: HeldStates = {} if opened else self.states()
         for _ in range(ROUNDS):
             if self.late:
                 return None
@@ -314,7 +282,7 @@ class RowsSearch:
 
     def _lies(self, target: Target, states: Sequence[int]) -> NdSbp | None:
         """How all of a target lies in a plan; None if not all lie alike."""
-        lying = {self.problem.lying(x)[states[x]] for x in self.variables(target)}
+        lying = {self.problem.lying(x)[states[x]] for x in self.problem.variables(target)}
         return lying.pop() if len(lying) == 1 else None
 
     def _held(self, holds: Sequence[Hold]) -> tuple[HeldTensor, ...]:
@@ -330,6 +298,37 @@ class RowsSearch:
         figures, sent = figures_of(plan), self.sent(plan.physical)
         held = HeldPlan(holds[0][1], figures, sent=sent)
         return Removal(self._held(holds), figures, sent, whole=True) if self._gone(k, held) else None
+
+
+def tensor_choices(
+    plan: PlanData,
+    target: Target,
+    found: HeldSolutions,
+    plans: Sequence[HeldPlan],
+    limit_bytes: float,
+    near: bool = False,
+) -> TensorChoices:
+    """What else a tensor of a plan could lie as.
+
+    Arguments:
+      plans: of what was found.
+      near: whether all that is far off stays as planned.
+    """
+    assert plan.physical is not None
+    return TensorChoices(
+        target.text,
+        target.count,
+        made_by(plan.physical, target.values),
+        target.signatures,
+        figures_of(plan),
+        tuple(sorted(plans, key=lambda h: (h.figures.step_seconds, h.figures.seconds))),
+        found.slower,
+        found.unknown,
+        found.impossible,
+        limit_bytes,
+        hold=hold_text(plan, plan.physical, target),
+        near=near,
+    )
 
 
 def _key(c: Collective) -> tuple[str, str, tuple[int, ...]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -30,21 +29,21 @@ from sbp.passes.near import NearProblem
 from sbp.passes.nearby import LineTargets
 from sbp.passes.passing import Chain
 from sbp.passes.physical.exposure import Clock
+from sbp.passes.physical.program import Physical
 from sbp.passes.plan import pins
-from sbp.passes.plan.candidates import Strategy
 from sbp.passes.plan.effort import Effort, until_over
-from sbp.passes.plan.hold import annotations_of, with_annotations
-from sbp.passes.plan.marginals import HeldStates, cheapest_held
-from sbp.passes.plan.model import Boundary, Model
-from sbp.passes.plan.network import CostNetwork
+from sbp.passes.plan.hold import with_annotations
+from sbp.passes.plan.marginals import cheapest_held
+from sbp.passes.plan.model import Boundary
+from sbp.passes.plan.network import CostNetwork, Solution
 from sbp.passes.program.names import Names, without_indices
 from sbp.passes.program.trace import Traced
-from sbp.passes.removal import RowsSearch
+from sbp.passes.removal import RowsSearch, tensor_choices
 from sbp.passes.request import Request
 from sbp.passes.search.explore import shortest
 from sbp.passes.search.pool import PlanCandidate, Pool
 from sbp.passes.search.space import Space
-from sbp.passes.sent_tensors import cause_of, hold_text, sent_target
+from sbp.passes.sent_tensors import cause_of, sent_target
 from sbp.signature import NdSbp, Partial, format_sbp, normalise
 
 _AT = next(i for i, p in enumerate(PLACEMENT.passes) if p.name == "candidates")
@@ -135,9 +134,7 @@ class Replanner:
         watched = dict.fromkeys(v for t in every for v in t.values)
         asked = asking(self.request, dict.fromkeys(opened), results)
         pinned = {v: nd for v, nd in self.pinned.items() if v not in watched}
-        s = Replanner(self.traced, asked, pinned).logical()
-        listed = list_candidates(s.with_graph(with_annotations(s.graph, watched)))
-        problem = NearProblem(listed, plan.physical, boundary_of(listed), [*watched])
+        problem = Replanner(self.traced, asked, pinned).problem(plan.physical, watched)
         search = RowsSearch(plan, self.request, problem, lines, own, rows, opened, self._planned)
         return search.each(most, time_limit_seconds)
 
@@ -170,28 +167,34 @@ class Replanner:
         time_limit_seconds: float,
     ) -> TensorChoices:
         """The other signatures of a target."""
-        effort = until_over(2 * time_limit_seconds)
-        search = HeldSearch(self.opened(target).logical(), target, self.request, effort)
-        now = {target.signatures[0]} if target.values else set(target.signatures)
-        others = [nd for nd in search.signatures if nd not in now]
-        asked = [search.states(nd) for nd in others]
-        found = cheapest_held(search.network, asked, most, effort.at_most(time_limit_seconds))
-        plans = [search.held(others[i], x.states, x.cost, x.bound) for i, x in found.found]
-        plans.sort(key=lambda h: (h.figures.step_seconds, h.figures.seconds))
         assert plan.physical is not None
-        return TensorChoices(
-            target.text,
-            target.count,
-            made_by(plan.physical, target.values),
-            target.signatures,
-            figures_of(plan),
-            tuple(plans),
-            found.slower,
-            found.unknown,
-            found.impossible,
-            self.request.limit_bytes,
-            hold=hold_text(plan, plan.physical, target),
-        )
+        effort = until_over(2 * time_limit_seconds)
+        search = self.search(plan.physical, target, effort)
+        others = search.problem.others(target)
+        asked = [search.problem.held(target, nd) for nd in others]
+        found = cheapest_held(search.network, asked, most, effort.at_most(time_limit_seconds))
+        plans = [search.held(others[i], x) for i, x in found.found]
+        return tensor_choices(plan, target, found, plans, self.request.limit_bytes)
+
+    def search(self, physical: Physical, target: Target, effort: Effort) -> HeldSearch:
+        """The plans in which a target is held.
+
+        Arguments:
+          physical: of the plan at hand.
+        """
+        opened = self.opened(target)
+        problem = opened.problem(physical, dict.fromkeys(target.values))
+        return HeldSearch(problem, target, opened.request, effort)
+
+    def problem(self, physical: Physical, watched: Mapping[int, None]) -> NearProblem:
+        """The planning problem with variables that tell how some values lie.
+
+        Arguments:
+          physical: of a plan.
+        """
+        s = self.logical()
+        listed = list_candidates(s.with_graph(with_annotations(s.graph, watched)))
+        return NearProblem(listed, physical, boundary_of(listed), [*watched])
 
     def opened(self, target: Target) -> Replanner:
         """The same with nothing said of the target."""
@@ -203,63 +206,41 @@ class Replanner:
         return asking(self.request, dict.fromkeys(target.arguments, nd), dict.fromkeys(target.results, nd))
 
 
+@dataclass(frozen=True)
 class HeldSearch:
-    """The planning problem with variables that tell how a target lies.
+    """Whole plans in which a target is held.
 
     Arguments:
       effort: for all that is looked at.
     """
 
-    def __init__(self, s: Logical, target: Target, request: Request, effort: Effort) -> None:
-        watched = dict.fromkeys(target.values)
-        self.s: Listed = list_candidates(s.with_graph(with_annotations(s.graph, watched)))
-        self.target, self.donated = target, request.donated
-        self.asked = boundary_of(self.s)
-        self.model = Model(self.s.candidates, self.asked, self.s.boxings)
-        self.limit_bytes, self.effort = request.limit_bytes, effort
-        self.network = self.model.build()
-        nodes = annotations_of(self.s.graph, watched)
-        variables = (
-            *(self.model.inputs[i] for i in target.arguments),
-            *(self.model.outputs[j] for j in target.results),
-            *(self.model.nodes[node.id] for node in nodes.values()),
-        )
-        self.variables = [x for x in variables if x is not None]
-        self.position = [self._positions(self.model.states[x]) for x in self.variables]
-
-    def _positions(self, states: Sequence[Any]) -> dict[NdSbp, int]:
-        lying = [s.results[0] if isinstance(s, Strategy) else s for s in states]
-        return {nd: k for k, nd in enumerate(lying)}
+    problem: NearProblem
+    target: Target
+    request: Request
+    effort: Effort
 
     @property
-    def signatures(self) -> list[NdSbp]:
-        """Those that all tensors of the target can have."""
-        first, *others = self.position
-        return [nd for nd in first if all(nd in other for other in others)]
+    def network(self) -> CostNetwork:
+        """The problem, written down."""
+        return self.problem.indexed.dense()
 
-    def states(self, nd: NdSbp) -> HeldStates:
-        """The variables that hold the target, and their states for a signature."""
-        return {x: at[nd] for x, at in zip(self.variables, self.position, strict=True)}
-
-    def _shortest(self, nd: NdSbp, states: Sequence[int], cost: float, bound: float) -> PlanCandidate:
+    def _shortest(self, nd: NdSbp, found: Solution) -> PlanCandidate:
         """What has the shortest step with the target held, as the plan itself was chosen."""
-        unary = list(self.network.unary)
-        for x, k in self.states(nd).items():
+        unary, s = list(self.network.unary), self.problem.s
+        for x, k in self.problem.held(self.target, nd).items():
             unary[x] = np.where(np.arange(unary[x].size) == k, unary[x], np.inf)
-        clock = Clock(self.s.candidates, self.s.boxings)
-        network = CostNetwork(tuple(unary), self.network.edges)
-        space = Space(self.model, network, clock, self.donated, bound)
-        pool = Pool(self.limit_bytes, self.effort.count)
-        return shortest(space, pool, pool.add(space.look(tuple(states), "held")), self.effort)
+        clock, network = Clock(s.candidates, s.boxings), CostNetwork(tuple(unary), self.network.edges)
+        space = Space(self.problem.model, network, clock, self.request.donated, found.bound)
+        pool = Pool(self.request.limit_bytes, self.effort.count)
+        return shortest(space, pool, pool.add(space.look(tuple(found.states), "held")), self.effort)
 
-    def held(self, nd: NdSbp, states: Sequence[int], cost: float, bound: float) -> HeldPlan:
-        """The plan that states of the variables mean."""
-        physical = self._shortest(nd, states, cost, bound).takes.physical
-        figures = evaluated(physical, self.s.boxings.network, self.donated)
-        made = annotations_of(self.s.graph, dict.fromkeys(self.target.values))
-        made_values = [x for node in made.values() for x in node.inputs if isinstance(x, int)]
-        slack = cost - bound if cost - bound > SAME * cost else 0.0
-        return HeldPlan(nd, figures, made_by(physical, made_values), slack)
+    def held(self, nd: NdSbp, found: Solution) -> HeldPlan:
+        """The plan with the target held, near what was found."""
+        physical = self._shortest(nd, found).takes.physical
+        figures = evaluated(physical, self.problem.s.boxings.network, self.request.donated)
+        made_values = [x for node in self.problem.annotations.values() for x in node.inputs]
+        slack = found.cost - found.bound if found.cost - found.bound > SAME * found.cost else 0.0
+        return HeldPlan(nd, figures, made_by(physical, [x for x in made_values if isinstance(x, int)]), slack)
 
 
 def boundary_of(s: Listed) -> Boundary:

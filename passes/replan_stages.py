@@ -204,18 +204,19 @@ class StagesReplanner:
         effort = until_over(seconds)
         searches = [self._search(place, part, effort) for place, part in target.parts.items()]
         now = {target.signatures[0]} if target.made else set(target.signatures)
-        first = [target.whole(nd) for nd in searches[0].signatures]
+        every = [s.problem.signatures(s.target) for s in searches]
+        first = map(target.whole, every[0])
         others = [
             nd
             for nd in first
             if nd is not None and nd not in now and (not target.sent or self._can_be_sent(target, nd))
         ]
-        others = [nd for nd in others if all(target.local(nd) in s.signatures for s in searches)]
+        others = [nd for nd in others if all(target.local(nd) in own for own in every)]
         wanted, share = (most if len(searches) == 1 else len(others)), effort.left / len(searches)
         costs, unknown, impossible = dict.fromkeys(others, 0.0), 0, 0
         slower = 0
         for search in searches:
-            states = [search.states(target.local(nd)) for nd in others]
+            states = [search.problem.held(search.target, target.local(nd)) for nd in others]
             found = cheapest_held(search.network, states, wanted, effort.at_most(share))
             here = {others[i]: solution.cost for i, solution in found.found}
             costs = {nd: cost + here[nd] for nd, cost in costs.items() if nd in here}
@@ -226,8 +227,8 @@ class StagesReplanner:
 
     def _search(self, place: int, part: Target, effort: Effort) -> HeldSearch:
         """The planning problem of a placement, which tells how a target lies there."""
-        replanner = self.holds.get(place, NOTHING).replanner(*self.stages.asked[place]).opened(part)
-        return HeldSearch(replanner.logical(), part, replanner.request, effort)
+        replanner = self.holds.get(place, NOTHING).replanner(*self.stages.asked[place])
+        return replanner.search(physical_of(self.stages.plans[place]), part, effort)
 
     def _made(self, target: StagesTarget, nd: NdSbp, limit_bytes: float | None) -> Plan:
         """The plan with a target held to a signature."""

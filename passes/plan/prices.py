@@ -45,14 +45,6 @@ class TimePrices:
                 costs[load.node] = known[key]
         return tuple(costs)
 
-    def excess_seconds(self, loads: Sequence[Load], states: Sequence[int], limit: float) -> float:
-        """What the bytes above a limit cost."""
-        alive = np.zeros(self.times.size)
-        for load in loads:
-            begin, end = np.searchsorted(self.times, (load.start, load.end))
-            alive[begin:end] += load.bytes[states[load.node] if load.node >= 0 else 0]
-        return float(self.prices @ np.maximum(0.0, alive - limit))
-
 
 NO_PRICES = TimePrices(np.zeros(0, dtype=np.int64), np.zeros(0))
 

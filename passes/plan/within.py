@@ -134,23 +134,40 @@ class LimitedSearch(Improving):
     def smallest(self, effort: Effort) -> Fitted:
         """States with the smallest peak found, and a lower bound on any."""
         self._allow(effort)
-        self.states = None
-        return self._answer()
+        least, self.states = self._least_peak(), None
+        return self._answer(least)
 
     def run(self) -> Fitted:
         """The answer."""
         cells = (self.flat_budget.room.size + self.flat.twin.size + 1) * math.prod(self.flat.sizes.tolist())
         if cells <= constants.COMPARED_CELLS:
             return self._best_of_all()
-        stalled = 0
         self._combine()
+        self._rounds()
+        least = 0.0
+        if self.states is None and not self.is_part:
+            least = self._least_peak()
+            if self.states is not None:  # nothing but the peak was looked at
+                self._polish(self.states)
+                self._rounds()
+        return self._answer(least)
+
+    def _rounds(self) -> None:
+        """Rounds until the effort is spent, or they bring nothing."""
+        stalled = 0
         while stalled < constants.STALLED_ROUNDS or (math.isfinite(self.effort.end) and not self.good_gap):
             before = self.cost, self.prices.lower
             self._round()
             if self._finished():
                 break
             stalled = 0 if self._progressed(before) else stalled + 1
-        return self._answer()
+
+    def _least_peak(self) -> float:
+        """A lower bound on any peak; the states with the smallest one that is found are known then."""
+        limit = self.budget.limit
+        self.nearest, least = least_peak(self.prices.flat, self.flat_budget, limit, self.nearest, self.effort)
+        self._offer(self.nearest)
+        return least
 
     def _round(self) -> None:
         decoded: Indices = self.nearest
@@ -241,14 +258,7 @@ class LimitedSearch(Improving):
 
     def _answer(self, least: float = 0.0) -> Fitted:
         limit = self.budget.limit
-        found = self.states
-        if found is None and self.is_part:
-            found = self.nearest
-        elif found is None:
-            self.nearest, least = least_peak(
-                self.prices.flat, self.flat_budget, limit, self.nearest, self.effort
-            )
-            found = self.nearest
+        found = self.nearest if self.states is None else self.states
         states = self.reduction.expand(found.tolist())
         cost, peak = self.network.cost(states), self.budget.peak_bytes(states)
         proven = least > limit or self._nothing_fits()

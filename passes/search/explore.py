@@ -49,7 +49,7 @@ class PlanChain:
 
 def _promise(chain: PlanChain) -> float:
     """The lower, the sooner a chain is gone on with."""
-    return chain.best.priced_seconds * (1.0 + constants.PATIENCE) ** chain.looks
+    return chain.best.times.step_seconds * (1.0 + constants.PATIENCE) ** chain.looks
 
 
 class Explorer:
@@ -75,7 +75,7 @@ class Explorer:
         self.seeds, self.turns = list(seeds), 0
         self.began, self.solved_seconds = effort.count.seconds, 0.0
         # A whole solution takes about as long as the first did.
-        self.leaps = space.leaps and self.began <= constants.EXPLORE_SECONDS
+        self.leaps = space.solves and self.began <= constants.EXPLORE_SECONDS
         free, known = space.network.unary, {x.source: x for x in reversed(self.own) if pool.fits(x)}
         self.chains = [PlanChain(base.source, free, base, base, by_phase=x) for x in (False, True)]
         self.chains += [PlanChain(name, free, x, x) for name, x in known.items() if x is not base]
@@ -116,12 +116,12 @@ class Explorer:
         self.turns += 1
         turn, last = self.turns % constants.PERIOD, self.chains[-1]
         chain = min((c for c in self.chains if not c.is_over), key=_promise, default=None)
-        begins = turn == 2 and (self.may_solve or (self.space.solves and self.turns == 2))
+        begins = turn == 2 and (self.may_solve or self.turns == 2)
         if turn == 0 and self.look_near():
             pass
         elif (chain is None or begins) and (seed := self.next_seed()):
             self.begin(*seed)
-        elif turn == 3 and not last.looks and last.at.priced_seconds <= self.base.priced_seconds:
+        elif turn == 3 and not last.looks and last.at.times.step_seconds <= self.base.times.step_seconds:
             self.go_on(last)
         elif chain is not None:
             self.go_on(chain)
@@ -157,7 +157,7 @@ class Explorer:
             return
         self.pool.add(found)
         chain.at = found
-        if found.priced_seconds < chain.best.priced_seconds:
+        if found.times.step_seconds < chain.best.times.step_seconds:
             chain.best = found
 
     def found(self, chain: PlanChain, shares: Shares) -> PlanCandidate | None:
@@ -195,7 +195,7 @@ class Explorer:
     def own(self) -> list[PlanCandidate]:
         """The plans of this space, the shortest first."""
         known = (x for x in self.pool.candidates if x.states in self.space.seen)
-        return sorted((self.base, *known), key=lambda x: x.priced_seconds)
+        return sorted((self.base, *known), key=lambda x: x.times.step_seconds)
 
     @property
     def best(self) -> PlanCandidate:

@@ -2,20 +2,18 @@
 
 Collectives count as far as they are exposed in the shortest of the plans that it starts from.
 What the search counts (plan/room.py) is not what the evaluator finds. So the search is told what a solution
-needs beyond its count, and goes on, until the evaluator agrees. Parallelisms are looked at first at the
-prices of bytes that hold for the cheapest plan that fits: one solution without a limit each, which needs
-about as much as that plan.
+needs beyond its count, and goes on, until the evaluator agrees.
 """
 
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.evaluate import HOLES
-from sbp.passes.physical.exposure import Clock, Shares
+from sbp.passes.physical.exposure import Clock
 from sbp.passes.physical.memory import SmallestPeak
 from sbp.passes.physical.missed import missed_loads
 from sbp.passes.plan import constants
@@ -24,7 +22,7 @@ from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.descent import Descent
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.model import Boundary
-from sbp.passes.plan.network import CostNetwork, Infeasible, Table
+from sbp.passes.plan.network import CostNetwork, Infeasible
 from sbp.passes.plan.priced import priced_starts, states_of
 from sbp.passes.plan.prices import NO_PRICES
 from sbp.passes.plan.recompute import RecomputingModel
@@ -77,7 +75,7 @@ class LimitedSpace(Space):
       bound: what no plan can be cheaper than.
     """
 
-    leaps = False
+    solves = False
 
     def __init__(self, problem: LimitedProblem, pool: Pool, clock: Clock, bound: float) -> None:
         model = problem.model()
@@ -86,8 +84,6 @@ class LimitedSpace(Space):
         self.loads: tuple[Load, ...] = tuple(model.loads)
         self.counted_bytes, self.prices = problem.limit_bytes, NO_PRICES
         self.room_model: RoomModel = model
-        whole_seconds = constants.TRY_SECONDS * self.size
-        self.solves = whole_seconds <= constants.SOLVED_PART * constants.LIMITED_SECONDS
 
     # The cheapest that fits.
 
@@ -189,8 +185,9 @@ class LimitedSpace(Space):
         tried = [self.look(x, "the smallest peak") for x in found if math.isfinite(self.network.cost(x))]
         for use in FITTING:
             seed = (use,) * self.model.c.placement.ndim
-            priced = self.solved(self.restricted(seed), seed_name(seed), effort)
-            tried += [] if priced is None else [priced]
+            costs = self.prices.charged(self.restricted(seed), self.loads)
+            own = self.allowed(effort, constants.TRY_SECONDS)
+            tried += [x for x in [self.solved(costs, seed_name(seed), own)] if x is not None]
         tried.sort(key=lambda x: x.memory_bytes)
         for x in tried:
             self.pool.add(x)
@@ -201,21 +198,6 @@ class LimitedSpace(Space):
         return SmallestPeak(smallest.takes.physical, smallest.memory_bytes, min(bound, smallest.memory_bytes))
 
     # What is explored.
-
-    def solved(
-        self,
-        unary: tuple[Table, ...],
-        source: str,
-        effort: Effort,
-        shares: Shares | None = None,
-    ) -> PlanCandidate | None:
-        """The cheapest plan where bytes have their prices; it may not fit."""
-        costs = self.prices.charged(unary, self.loads)
-        found = super().solved(costs, source, self.allowed(effort, constants.TRY_SECONDS), shares)
-        if found is None or self.pool.fits(found):
-            return found
-        over = self.prices.excess_seconds(self.loads, found.states, self.counted_bytes)
-        return replace(found, excess_seconds=over)
 
     @cached_property
     def descent(self) -> Descent:

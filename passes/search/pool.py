@@ -22,7 +22,6 @@ class PlanCandidate:
       source: what it was found from.
       states: of the problem that it solves.
       shares: what part of moves counted there; None for all of them.
-      excess_seconds: what the bytes that it needs beyond a limit cost, at the prices of that limit.
     """
 
     assignment: ChosenSignatures
@@ -31,7 +30,6 @@ class PlanCandidate:
     source: str = ""
     states: tuple[int, ...] = ()
     shares: Shares | None = None
-    excess_seconds: float = 0.0
 
     @cached_property
     def times(self) -> StepTimes:
@@ -42,11 +40,6 @@ class PlanCandidate:
     def memory_bytes(self) -> float:
         """What a device needs."""
         return self.takes.peak_bytes()
-
-    @property
-    def priced_seconds(self) -> float:
-        """Its step, and what the bytes cost that it needs too much."""
-        return self.times.step_seconds + self.excess_seconds
 
 
 class Pool:

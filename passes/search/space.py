@@ -26,10 +26,8 @@ class Space:
       cheapest: the states of its cheapest plan, where that is known.
     """
 
-    leaps = True
-    """Whether the cheapest plan, told what is exposed, is worth more than one near the last."""
     solves = True
-    """Whether solutions of the whole leave time for plans near others."""
+    """Whether the cheapest plan, told what is exposed, may be worth more than one near the last."""
 
     def __init__(
         self,

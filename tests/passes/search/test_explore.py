@@ -30,7 +30,7 @@ from sbp.passes.program.trace import trace
 from sbp.passes.request import Request, Terms
 from sbp.passes.search import space as spaces
 from sbp.passes.search.explore import Explorer, PlanChain
-from sbp.passes.search.pool import Pool
+from sbp.passes.search.pool import PlanCandidate, Pool
 from sbp.passes.search.search import FoundSignatures, Search
 from sbp.passes.search.space import Space
 from sbp.placement import placement
@@ -206,11 +206,16 @@ def test_parallelisms_of_the_cheapest_plan_lead_nowhere_else() -> None:
         assert found.cost == space.network.cost(base.states)
 
 
+def longer_by(seconds: float, plan: PlanCandidate) -> PlanCandidate:
+    """The same plan with a longer step."""
+    return replace(plan, assignment=replace(plan.assignment, beyond_seconds=seconds))
+
+
 @pytest.mark.parametrize("is_longer", [False, True])
 def test_a_parallelism_that_is_longer_waits(is_longer: bool) -> None:
     """The turn after it goes to the chain that promises most, not to what it leads to."""
     e, gone_on = explorer(sent_twice, SLOW), list[str]()
-    found = replace(e.base, excess_seconds=float(is_longer))
+    found = longer_by(float(is_longer), e.base)
     e.chains.append(PlanChain("found", e.space.network.unary, found, found))
     e.turns = constants.PERIOD - 2
     e.go_on = lambda chain: gone_on.append(chain.name)  # type: ignore[method-assign]
@@ -269,8 +274,7 @@ def test_chains_begin_at_the_best_of_each_source_that_fits() -> None:
     e = explorer(sent_twice, SLOW)
     e.pool.fits = lambda x: x.source != "large"  # type: ignore[method-assign]
     longer, best, large = (replace(e.base, source=name) for name in ("prices", "prices", "large"))
-    longer = replace(longer, excess_seconds=1.0)
-    for x in (longer, best, large):
+    for x in (longer_by(1.0, longer), best, large):
         e.pool.add(x)
     chains = Explorer(e.space, e.pool, e.base, (), e.effort).chains
     assert [(x.name, x.by_phase) for x in chains[:2]] == [("cheapest", False), ("cheapest", True)]
@@ -289,7 +293,7 @@ def test_parts_of_others_are_tried_once() -> None:
     whole = [set(np.flatnonzero(other != best.states)) for other in others]
     assert looked and all(any(x >= set(part) for x in whole) for part in parts)
     assert len(looked) == len(set(looked))
-    e.pool.add(replace(best, excess_seconds=1.0))
+    e.pool.add(longer_by(1.0, best))
     assert not e.cross(best)
     assert len(looked) == len(set(looked))
 
