@@ -197,6 +197,8 @@ TRIES = 12
 """How often a search is asked for less, because what it found needs more than it counted;"""
 CORRECTED_TRIES = 8
 """the first times for less only around the time at which that is so."""
+DEARER = 0.1
+"""Of the cost of what was found first: what fits and costs so much more is compared with what is smallest."""
 MARGIN = 0.002
 """Of what the next try might use, this part is left free. Double: steps up to 5.4 % longer."""
 FREE_PART = 0.02

@@ -93,8 +93,8 @@ def draw(work: Workplace, below: int) -> int:
 
 
 @compiled
-def grow(flat: FlatNetwork, work: Workplace, most: int, roots: int, scatter: int) -> int:
-    """Takes up to `most` nodes without a cycle, around random roots; returns how many.
+def grow(flat: FlatNetwork, work: Workplace, most: int, among: Indices, roots: int, scatter: int) -> int:
+    """Takes up to `most` nodes without a cycle, around random roots of some nodes; returns how many.
 
     A parent is always before its children in `order`. Of `scatter` + 1 nodes beside the forest one is taken
     at random, the others in the order in which they were met.
@@ -102,8 +102,8 @@ def grow(flat: FlatNetwork, work: Workplace, most: int, roots: int, scatter: int
     work.move[0] += 1
     move = work.move[0]
     taken, head, tail = 0, 0, 0
-    for _ in range(roots if flat.turn.size > 0 else 0):
-        root = draw(work, flat.turn.size)
+    for _ in range(roots if among.size > 0 else 0):
+        root = among[draw(work, among.size)]
         if work.inside[root] == move or (work.near[root] == move and work.beside[root] > 0):
             continue
         work.above[root] = -1
@@ -260,6 +260,22 @@ def settle_change(
 
 
 @compiled
+def nodes_over(budget: FlatBudget, use: Table, count: int) -> Indices:
+    """The nodes of which something is there at times with too much; all, if there are none."""
+    over = np.zeros(use.size + 1)
+    for time in range(use.size):
+        over[time + 1] = over[time] + (1.0 if use[time] > budget.room[time] else 0.0)
+    found, nodes = 0, np.arange(count)
+    for node in range(count if over[-1] > 0.0 else 0):
+        for load in range(budget.first[node], budget.first[node + 1]):
+            if over[budget.end[load]] > over[budget.start[load]]:
+                nodes[found] = node
+                found += 1
+                break
+    return nodes[:found] if found else nodes
+
+
+@compiled
 def improve(
     flat: FlatNetwork,
     budget: FlatBudget,
@@ -274,6 +290,8 @@ def improve(
 ) -> tuple[float, float]:
     """Makes the moves that bring the use nearer to the limit, or cost less and bring it no further away.
 
+    While there is too much at some times they begin at what is there then.
+
     Arguments:
       theta: costs of nodes with the price of their bytes.
       states, use: changed in place.
@@ -283,6 +301,7 @@ def improve(
     Returns the change of the cost, and of what lies above the limit.
     """
     gained, excess, touched = 0.0, 0.0, 0
+    among = nodes_over(budget, use, states.size)
     bits = 1
     while (1 << bits) < most:
         bits += 1
@@ -290,7 +309,7 @@ def improve(
         if touched >= nodes:
             break
         wanted = min(most, 1 << draw(work, bits + 1))
-        taken = grow(flat, work, wanted, 1 + draw(work, 3), 1 + draw(work, 8))
+        taken = grow(flat, work, wanted, among, 1 + draw(work, 3), 1 + draw(work, 8))
         touched += taken
         choose_on(flat, theta, work, taken, states)
         cost = cost_change(flat, work, taken, states)

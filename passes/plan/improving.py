@@ -85,7 +85,7 @@ class Improving:
         """The states with those of the others on a random forest."""
         mixed = states.copy()
         most = min(mixed.size, 1 << (1 + forests.draw(self.work, 12)))
-        taken = forests.grow(self.flat, self.work, most, 1, 2)
+        taken = forests.grow(self.flat, self.work, most, np.arange(mixed.size), 1, 2)
         region = self.work.order[:taken]
         mixed[region] = others[region]
         return mixed

@@ -101,18 +101,23 @@ class LimitedSpace(Space):
             search.start_from(states_of(self.model, self.network, base.assignment))
         for states in starts:
             search.start_from(states)
-        found, power = search.run(), 1
+        first = found = search.run()
+        power = 1
         if self.problem.proves and math.isfinite(found.bound):
             self.bound = max(self.bound, found.bound)
         low, high = 0.0, math.inf  # what is counted of plans: none was found with this, one with that
         smallest: PlanCandidate | None = None
+        fitted: PlanCandidate | None = None
         for k in range(constants.TRIES):
             tried = self.tried(found, "the cheapest that fits")
             if tried is None:
                 found = search.go_on(search.budget.limit, self.allowed(effort, constants.TRY_SECONDS))
                 continue
             if self.pool.fits(tried):
-                return self.with_more(search, tried, effort)
+                fitted = self.with_more(search, tried, effort)
+                if found.cost <= (1.0 + constants.DEARER) * first.cost:
+                    return fitted
+                break
             last = smallest
             smallest = tried if smallest is None else min(smallest, tried, key=lambda x: x.memory_bytes)
             budget, taken = search.budget, tuple[Load, ...]()
@@ -133,7 +138,8 @@ class LimitedSpace(Space):
             part = max(part, 1.0 - constants.MOST_STEP if power > 1 else 0.0)
             target = max(high * min(part, 1.0 - constants.MARGIN), math.sqrt(low * high))
             found = search.go_on(target, self.allowed(effort, constants.TRY_SECONDS))
-        return self.smallest(search, starts, effort)
+        other = self.smallest(search, starts, effort)
+        return other if fitted is None or isinstance(other, PlanCandidate) else fitted
 
     def exposed(self, at: PlanCandidate) -> CostNetwork:
         """The network in which moves count as far as kernels wait for them in a plan: what hides them costs

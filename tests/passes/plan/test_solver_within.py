@@ -171,7 +171,7 @@ def test_forests_are_chosen_exactly_and_counted_right() -> None:
         states = np.array([rng.integers(theta.size) for theta in network.unary])
         for _ in range(10):
             before, use = states.copy(), forests.use_of(flat_loads, states)
-            taken = forests.grow(flat, work, 4, 2, 1)
+            taken = forests.grow(flat, work, 4, np.arange(states.size), 2, 1)
             chosen = set(work.order[:taken].tolist())
             inside = sum(1 for i, j in pairs if i in chosen and j in chosen)
             assert len(chosen) == taken and inside <= taken - 1  # no cycle
@@ -195,6 +195,18 @@ def test_forests_are_chosen_exactly_and_counted_right() -> None:
             np.testing.assert_allclose(use, forests.use_of(flat_loads, states), atol=1e-9)
             assert accepted or (states == before).all()
             assert not work.change.any()
+
+
+def test_moves_begin_where_there_is_too_much() -> None:
+    """At nodes of which something is there then; at any, where there is too much nowhere."""
+    network = CostNetwork((np.zeros(2),) * 4, ())
+    loads = [Load(0, 0, 2, np.ones(2)), Load(1, 1, 4, np.ones(2)), Load(2, 3, 6, np.ones(2))]
+    loads += [Load(3, 4, 6, np.ones(2)), Load(3, 0, 2, np.ones(2))]
+    flat = flat_network(network)
+    for limit, among in ((2.5, [0, 1, 3]), (9.0, [0, 1, 2, 3])):
+        budget = flat_budget(flat, loads, limit)
+        use = forests.use_of(budget, np.zeros(4, np.int64))
+        assert forests.nodes_over(budget, use, 4).tolist() == among
 
 
 def test_a_search_begins_where_it_is_told_to() -> None:
