@@ -83,5 +83,8 @@ class Descent:
             priced: Table = theta + self.discounts[k % len(self.discounts)] * self.prices
             return priced
 
-        forests.improve_in_rounds(flat, budget, priced, work, states, cost, effort, len(self.discounts))
+        kinds = len(self.discounts)
+        # With several a plan begins where another search has ended: once each is enough.
+        rounds = constants.MOVE_ROUNDS if kinds == 1 else kinds
+        forests.improve_in_rounds(flat, budget, priced, work, states, cost, effort, rounds, kinds)
         return tuple(states[list(self.classes)].tolist())

@@ -330,6 +330,7 @@ def improve_in_rounds(
     states: Indices,
     cost: float,
     effort: Effort,
+    rounds: int,
     kinds: int = 1,
 ) -> None:
     """Moves in rounds, of about as many nodes as there are, until some rounds gain nothing.
@@ -338,11 +339,12 @@ def improve_in_rounds(
       priced: the costs of states with those of their bytes, by the number of the round and the use.
       states: changed in place.
       cost: about what assignments cost.
+      rounds: at the most.
       kinds: of costs, which rounds take in turn; so many without gain are the last.
     """
     use, idle = use_of(budget, states), 0
     nodes = max(states.size, constants.MOVES)
-    for k in range(constants.MOVE_ROUNDS):
+    for k in range(rounds):
         theta = priced(k, use)
         most, noise = constants.FOREST_NODES, constants.NOISE * cost
         gained, nearer = improve(flat, budget, theta, work, states, use, constants.MOVES, nodes, most, noise)

@@ -79,7 +79,8 @@ class Improving:
         """Moves from states on."""
         lower = self.prices.lower
         cost = abs(self.reduction.constant + lower) if math.isfinite(lower) else 0.0
-        forests.improve_in_rounds(self.flat, budget, priced, self.work, states, cost, self.effort, kinds)
+        given = self.flat, budget, priced, self.work, states, cost, self.effort
+        forests.improve_in_rounds(*given, constants.MOVE_ROUNDS, kinds)
 
     def _mixed(self, states: Indices, others: Indices) -> Indices:
         """The states with those of the others on a random forest."""
