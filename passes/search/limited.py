@@ -95,12 +95,7 @@ class LimitedSpace(Space):
         starts = priced_starts(self.room_model, self.network, budget, base.assignment, own)
         for states in starts:
             self.pool.add(self.look(states, "at prices"))
-        own, progress = self.allowed(effort, constants.SEARCH_SECONDS), self.problem.progress
-        search = LimitedSearch(self.exposed(self.best(base)), budget, own, progress, constants.CLOSE)
-        with suppress(Infeasible):  # it may be of fewer signatures
-            search.start_from(states_of(self.model, self.network, base.assignment))
-        for states in starts:
-            search.start_from(states)
+        search = self.begun(base, starts, limit, self.allowed(effort, constants.SEARCH_SECONDS))
         first = found = search.run()
         power = 1
         if self.problem.proves and math.isfinite(found.bound):
@@ -138,8 +133,42 @@ class LimitedSpace(Space):
             part = max(part, 1.0 - constants.MOST_STEP if power > 1 else 0.0)
             target = max(high * min(part, 1.0 - constants.MARGIN), math.sqrt(low * high))
             found = search.go_on(target, self.allowed(effort, constants.TRY_SECONDS))
+        if fitted is None and smallest is not None and len(search.budget.loads) > len(self.loads):
+            lowered = self.lowered(base, starts, limit**2 / smallest.memory_bytes, effort)
+            if lowered is not None:
+                return lowered
         other = self.smallest(search, starts, effort)
         return other if fitted is None or isinstance(other, PlanCandidate) else fitted
+
+    def begun(
+        self, base: PlanCandidate, starts: Sequence[tuple[int, ...]], counted: float, effort: Effort
+    ) -> LimitedSearch:
+        """A search that counts so many bytes, with what it begins at."""
+        budget, progress = Budget(self.loads, counted), self.problem.progress
+        search = LimitedSearch(self.exposed(self.best(base)), budget, effort, progress, constants.CLOSE)
+        with suppress(Infeasible):  # it may be of fewer signatures
+            search.start_from(states_of(self.model, self.network, base.assignment))
+        for states in starts:
+            search.start_from(states)
+        return search
+
+    def lowered(
+        self, base: PlanCandidate, starts: Sequence[tuple[int, ...]], counted: float, effort: Effort
+    ) -> PlanCandidate | None:
+        """A plan that fits where less is counted than there is: what was missed of one plan may not be there
+        in others."""
+        search = self.begun(base, starts, counted, self.allowed(effort, constants.TRY_SECONDS))
+        found = search.run()
+        for _ in range(constants.TRIES):
+            tried = self.tried(found, "the cheapest that fits")
+            if tried is not None and self.pool.fits(tried):
+                return self.with_more(search, tried, effort)
+            if tried is None or not found.fits:
+                break
+            part = self.problem.limit_bytes / tried.memory_bytes
+            counted = search.budget.limit * min(1.0 - constants.MARGIN, max(part, 1.0 - constants.MOST_STEP))
+            found = search.go_on(counted, self.allowed(effort, constants.TRY_SECONDS))
+        return None
 
     def exposed(self, at: PlanCandidate) -> CostNetwork:
         """The network in which moves count as far as kernels wait for them in a plan: what hides them costs
