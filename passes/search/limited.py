@@ -97,46 +97,26 @@ class LimitedSpace(Space):
             self.pool.add(self.look(states, "at prices"))
         search = self.begun(base, starts, limit, self.allowed(effort, constants.SEARCH_SECONDS))
         first = found = search.run()
-        power = 1
         if self.problem.proves and math.isfinite(found.bound):
             self.bound = max(self.bound, found.bound)
-        low, high = 0.0, math.inf  # what is counted of plans: none was found with this, one with that
-        smallest: PlanCandidate | None = None
-        fitted: PlanCandidate | None = None
-        for k in range(constants.TRIES):
+        tried = began = self.tried(first, "the cheapest that fits")
+        for _ in range(constants.CORRECTED_TRIES):
+            if tried is None or self.pool.fits(tried) or not found.fits:
+                break
+            taken = missed_loads(tried.takes, self.room_model, search.budget, found.states)
+            if not taken:
+                break
+            found = search.go_on(limit, self.allowed(effort, constants.TRY_SECONDS), taken)
             tried = self.tried(found, "the cheapest that fits")
-            if tried is None:
-                found = search.go_on(search.budget.limit, self.allowed(effort, constants.TRY_SECONDS))
-                continue
-            if self.pool.fits(tried):
-                fitted = self.with_more(search, tried, effort)
-                if found.cost <= (1.0 + constants.DEARER) * first.cost:
-                    return fitted
-                break
-            last = smallest
-            smallest = tried if smallest is None else min(smallest, tried, key=lambda x: x.memory_bytes)
-            budget, taken = search.budget, tuple[Load, ...]()
-            if found.fits and k < constants.CORRECTED_TRIES:  # what is not counted of it
-                taken = missed_loads(tried.takes, self.room_model, budget, found.states)
-            if taken:
-                found = search.go_on(budget.limit, self.allowed(effort, constants.TRY_SECONDS), taken)
-                continue
-            if last is not None and tried.memory_bytes > (1.0 - constants.CLOSE) * last.memory_bytes:
-                power *= 2  # less of what is counted was not less of what is needed
-            if found.fits:
-                high = min(found.peak_bytes, search.budget.limit)
-            else:
-                low = search.budget.limit
-            if high < (1.0 + constants.CLOSE) * low or math.isinf(high):
-                break
-            part = ((1.0 - constants.MARGIN) * limit / tried.memory_bytes) ** power
-            part = max(part, 1.0 - constants.MOST_STEP if power > 1 else 0.0)
-            target = max(high * min(part, 1.0 - constants.MARGIN), math.sqrt(low * high))
-            found = search.go_on(target, self.allowed(effort, constants.TRY_SECONDS))
-        if fitted is None and smallest is not None and len(search.budget.loads) > len(self.loads):
-            lowered = self.lowered(base, starts, limit**2 / smallest.memory_bytes, effort)
-            if lowered is not None:
-                return lowered
+        fitted: PlanCandidate | None = None
+        if tried is not None and self.pool.fits(tried):
+            fitted = self.with_more(search, tried, effort)
+            if found.cost <= (1.0 + constants.DEARER) * first.cost:
+                return fitted
+        elif began is not None:
+            fitted = self.lowered(base, starts, limit**2 / began.memory_bytes, effort)
+            if fitted is not None:
+                return fitted
         other = self.smallest(search, starts, effort)
         return other if fitted is None or isinstance(other, PlanCandidate) else fitted
 
