@@ -234,7 +234,8 @@ def test_no_device_holds_more_than_its_share(tmp_path: Path, monkeypatch: pytest
         array, np.zeros(lines.shape[0], np.int32), lines
     )
     temporary = writes.compile().memory_analysis().temp_size_in_bytes
-    assert len(most) == 4 and max(most.values()) + temporary <= 1.2 * array.nbytes / 4
+    own = array.sharding.device_set  # others may hold what other tests have left
+    assert len(own) == 4 and max(most[d] for d in own) + temporary <= 1.2 * array.nbytes / 4
 
 
 def in_use() -> dict[Any, int]:
