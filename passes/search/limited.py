@@ -112,7 +112,7 @@ class LimitedSpace(Space):
             fitted = self.with_more(search, tried, effort)
             if found.cost <= (1.0 + constants.DEARER) * first.cost:
                 return fitted
-        elif began is not None:
+        elif first.fits and began is not None:
             fitted = self.lowered(base, starts, limit**2 / began.memory_bytes, effort)
             if fitted is not None:
                 return fitted
