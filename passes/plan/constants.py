@@ -24,6 +24,8 @@ work 13 % more."""
 
 SOLVE_SECONDS = 10.0
 """For the cheapest plan and its bound. Few programs take a tenth of it."""
+ALIKE_SECONDS = 1.0
+"""Of these for the cheapest plan that does the same along all axes, at which the solver begins."""
 EXPLORE_SECONDS = 2.0
 """For plans around the cheapest: about as long as a large program takes to be traced and lowered."""
 LIMITED_SECONDS = 6.0

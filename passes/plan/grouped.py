@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sbp.hardware.catalogue import Hardware
+from sbp.passes.plan import constants
 from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat import Indices
@@ -43,7 +44,8 @@ def axis_groups(placement: Placement, hardware: Hardware) -> AxisGroups:
 def cheapest_alike(
     states: Sequence[Sequence[Any]], among: Callable[[Sequence[Indices]], CostNetwork], effort: Effort
 ) -> list[int] | None:
-    """About the cheapest states of a model that do the same along all axes; None if there are none.
+    """About the cheapest states of a model that do the same along all axes; None if none are found that cost
+    about as little as any of these.
 
     Arguments:
       states: of the model's variables. Of those that have none that do, all are taken.
@@ -59,7 +61,8 @@ def cheapest_alike(
         found = solve(among(kept), effort=effort)
     except Infeasible:
         return None
-    return [int(own[k]) for own, k in zip(kept, found.states, strict=True)]
+    near = found.gap <= constants.CLOSE
+    return [int(own[k]) for own, k in zip(kept, found.states, strict=True)] if near else None
 
 
 def _signatures(state: Any) -> tuple[NdSbp, ...]:

@@ -105,7 +105,7 @@ class Search:
         model = CutModel(self.candidates, self.asked, self.boxings, self.effort.count.is_over)
         network = model.build_indexed()
         effort, progress = self.allowed(constants.SOLVE_SECONDS), self.request.terms.progress
-        start = cheapest_alike(model.states, network.dense, effort.part(constants.PART_SHARE))
+        start = cheapest_alike(model.states, network.dense, effort.at_most(constants.ALIKE_SECONDS))
         solution = solve_indexed(network, start=start, effort=effort, progress=progress)
         if not math.isfinite(solution.cost):
             raise CutOff
