@@ -6,20 +6,12 @@ model of the strategies that do the same along all axes of a group has such plan
 axes. With what ops have in the cheapest plan beside these it has the plans near that one too.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
-
-import numpy as np
+from typing import TypeAlias
 
 from sbp.hardware.catalogue import Hardware
-from sbp.passes.plan import constants
 from sbp.passes.plan.candidates import Candidates, Strategy
-from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.model import ChosenSignatures
-from sbp.passes.plan.network import CostNetwork, Infeasible
-from sbp.passes.plan.solve import solve
 from sbp.placement import Placement
 from sbp.signature import NdSbp
 
@@ -39,36 +31,6 @@ def axis_groups(placement: Placement, hardware: Hardware) -> AxisGroups:
     outer = sum(any(hardware.link([int(r) for r in g]) != host for g in placement.groups((a,))) for a in axes)
     outer = outer if 0 < outer < placement.ndim else 1
     return tuple(group for group in (tuple(axes[:outer]), tuple(axes[outer:])) if group)
-
-
-def cheapest_alike(
-    states: Sequence[Sequence[Any]], among: Callable[[Sequence[Indices]], CostNetwork], effort: Effort
-) -> list[int] | None:
-    """About the cheapest states of a model that do the same along all axes; None if none are found that cost
-    about as little as any of these.
-
-    Arguments:
-      states: of the model's variables. Of those that have none that do, all are taken.
-      among: the network on some of them.
-    """
-    few: dict[int, Indices] = {}
-    for each in states:
-        if id(each) not in few:
-            alike = np.flatnonzero([all(nd == nd[:1] * len(nd) for nd in _signatures(x)) for x in each])
-            few[id(each)] = alike if alike.size else np.arange(len(each))
-    kept = [few[id(each)] for each in states]
-    try:
-        found = solve(among(kept), effort=effort)
-    except Infeasible:
-        return None
-    near = found.gap <= constants.CLOSE
-    return [int(own[k]) for own, k in zip(kept, found.states, strict=True)] if near else None
-
-
-def _signatures(state: Any) -> tuple[NdSbp, ...]:
-    if isinstance(state, Strategy):
-        return *state.operands, *state.results
-    return () if state is None else (state,)
 
 
 def axes_alike(

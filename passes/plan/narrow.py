@@ -2,12 +2,10 @@
 
 On three and four axes an op has hundreds or thousands of strategies, and most of them cost far more than any
 good plan can afford: all devices computing the same, say. Sweeps over indexed tables (indexed.py) bound from
-below what a plan with each state costs; only states below a level stay, and the solver (solve.py)
+below what a plan with each state costs; only states below a level stay, and the exact solver (solve.py)
 searches over those. If what it finds is not above the level, then no state that was left out is in a better
 plan, and the answer is as exact as without all this; otherwise the level is raised.
 """
-
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -74,43 +72,31 @@ class Narrowing:
 
 
 def solve_indexed(
-    network: IndexedNetwork,
-    *,
-    start: Sequence[int] | None = None,
-    effort: Effort | None = None,
-    progress: Progress | None = None,
+    network: IndexedNetwork, *, effort: Effort | None = None, progress: Progress | None = None
 ) -> Solution:
     """Cheapest assignment of an indexed network, with a bound as good as that of `solve`.
-
-    Arguments:
-      start: states to begin at.
 
     Raises:
       Infeasible: when every assignment contains an infinite cost.
     """
     if network.cells <= constants.DENSE_CELLS:
-        return solve(network.dense(), start=start, effort=effort, progress=progress)
-    dtype = np.float64 if network.cells <= constants.WRITTEN_CELLS else np.float32
+        return solve(network.dense(), effort=effort, progress=progress)
+    dtype = np.float64 if network.cells <= constants.LOOK_CELLS else np.float32
     narrowing = Narrowing(network, dtype, effort)
     narrowing.converge()
     narrowing.release()
-    return _search(network, narrowing, start, progress)
+    return _search(network, narrowing, progress)
 
 
-def _search(
-    network: IndexedNetwork, narrowing: Narrowing, start: Sequence[int] | None, progress: Progress | None
-) -> Solution:
+def _search(network: IndexedNetwork, narrowing: Narrowing, progress: Progress | None) -> Solution:
     """The best over the states below a level, which is raised to what that costs if that is above it."""
     level = narrowing.level(constants.WRITTEN_CELLS)
     while True:
-        kept, own = narrowing.kept(level), None
-        if start is not None:
-            kept = [np.union1d(keep, state) for keep, state in zip(kept, start, strict=True)]
-            own = [int(keep.searchsorted(state)) for keep, state in zip(kept, start, strict=True)]
+        kept = narrowing.kept(level)
         try:
             if not all(keep.size for keep in kept):
                 raise Infeasible  # nothing is below the level
-            found = solve(network.dense(kept), start=own, effort=narrowing.effort, progress=progress)
+            found = solve(network.dense(kept), effort=narrowing.effort, progress=progress)
         except Infeasible:
             if all(keep.size == theta.size for keep, theta in zip(kept, network.unary, strict=True)):
                 raise

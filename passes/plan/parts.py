@@ -55,3 +55,11 @@ def labels_of(ends: NDArray[np.int64], count: int) -> NDArray[np.int32]:
     graph = coo_matrix((np.ones(len(ends), np.bool_), ends.T), shape=(count, count))
     labels: NDArray[np.int32] = connected_components(graph, directed=False)[1]
     return labels
+
+
+def parts_of(network: CostNetwork) -> list[list[int]]:
+    """Connected parts, each in ascending order."""
+    ends = np.array([(i, j) for i, j, _ in network.edges], np.int64).reshape(-1, 2)
+    labels = labels_of(ends, len(network.unary))
+    order = labels.argsort(kind="stable")
+    return [x.tolist() for x in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)]

@@ -53,16 +53,14 @@ def _starts_among(
     except Infeasible:
         return ()
 
-    each = effort.left / constants.PRICES_TRIED
-
-    def solved(prices: TimePrices) -> tuple[int, ...]:
+    def solved(prices: TimePrices, effort: Effort) -> tuple[int, ...]:
         """The cheapest states at some prices."""
         unary = prices.charged(reduction.kernel.unary, reduction.loads)
-        found = solve(CostNetwork(unary, reduction.kernel.edges), effort=Effort(effort.count).at_most(each))
+        found = solve(CostNetwork(unary, reduction.kernel.edges), effort=effort, proves=False)
         states = reduction.expand(found.states)
         return tuple(int(own[k]) for own, k in zip(kept, states, strict=True))
 
-    dear, small = solved(NO_PRICES), None
+    dear, small = solved(NO_PRICES, effort), None
     over = budget.peak_bytes(dear) - budget.limit
     busy = np.array([time for time, alive in budget.course(dear) if alive > budget.limit])
 
@@ -76,7 +74,7 @@ def _starts_among(
         if small is not None and effort.is_spent:
             break
         prices = TimePrices(busy, np.full(busy.size, price / busy.size))
-        states = solved(prices)
+        states = solved(prices, Effort(effort.count) if small is None else effort)
         lines[states] = cost, size = line(states)
         if not cost + price * size < (1.0 - constants.NOISE) * least:
             break  # no price gives anything between the two
@@ -97,7 +95,7 @@ def _starts_among(
 def states_of(model: Model, network: CostNetwork, chosen: ChosenSignatures) -> tuple[int, ...]:
     """The cheapest states of a model in which all ops have the signatures of a plan."""
     kept = as_chosen(model, chosen)
-    found = solve(restricted(network, kept))
+    found = solve(restricted(network, kept), proves=False)
     return tuple(int(own[k]) for own, k in zip(kept, found.states, strict=True))
 
 

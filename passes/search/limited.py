@@ -28,7 +28,8 @@ from sbp.passes.plan.prices import NO_PRICES
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.seeds import SEQUENCE_3, TENSOR, ZERO_3, ZERO_3_ANY, seed_name
-from sbp.passes.plan.solve import Progress, Solver
+from sbp.passes.plan.solve import Progress
+from sbp.passes.plan.within import LimitedSearch
 from sbp.passes.search.pool import PlanCandidate, Pool
 from sbp.passes.search.space import Space
 
@@ -121,10 +122,10 @@ class LimitedSpace(Space):
 
     def begun(
         self, base: PlanCandidate, starts: Sequence[tuple[int, ...]], counted: float, effort: Effort
-    ) -> Solver:
+    ) -> LimitedSearch:
         """A search that counts so many bytes, with what it begins at."""
         budget, progress = Budget(self.loads, counted), self.problem.progress
-        search = Solver(self.exposed(self.best(base)), budget, effort, progress, constants.CLOSE)
+        search = LimitedSearch(self.exposed(self.best(base)), budget, effort, progress, constants.CLOSE)
         with suppress(Infeasible):  # it may be of fewer signatures
             search.start_from(states_of(self.model, self.network, base.assignment))
         for states in starts:
@@ -171,7 +172,7 @@ class LimitedSpace(Space):
             return None
         return self.pool.add(self.look(found.states, source))
 
-    def with_more(self, search: Solver, fitted: PlanCandidate, effort: Effort) -> PlanCandidate:
+    def with_more(self, search: LimitedSearch, fitted: PlanCandidate, effort: Effort) -> PlanCandidate:
         """A plan that fits, or a cheaper one where the search counts more than the evaluator.
 
         What is explored begins where the search has ended.
@@ -187,7 +188,7 @@ class LimitedSpace(Space):
         return fitted
 
     def smallest(
-        self, search: Solver, starts: Sequence[tuple[int, ...]], effort: Effort
+        self, search: LimitedSearch, starts: Sequence[tuple[int, ...]], effort: Effort
     ) -> PlanCandidate | SmallestPeak:
         """The smallest peak, where nothing was found that fits; it may fit after all."""
         effort = Effort(effort.count)  # a refusal has to be sure

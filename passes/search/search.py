@@ -20,7 +20,7 @@ from sbp.passes.plan import constants
 from sbp.passes.plan.bounds import least_seconds
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.grouped import axes_alike, axis_groups, cheapest_alike
+from sbp.passes.plan.grouped import axes_alike, axis_groups
 from sbp.passes.plan.indexed import IndexedNetwork
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
 from sbp.passes.plan.narrow import solve_indexed
@@ -105,8 +105,7 @@ class Search:
         model = CutModel(self.candidates, self.asked, self.boxings, self.effort.count.is_over)
         network = model.build_indexed()
         effort, progress = self.allowed(constants.SOLVE_SECONDS), self.request.terms.progress
-        start = cheapest_alike(model.states, network.dense, effort.at_most(constants.ALIKE_SECONDS))
-        solution = solve_indexed(network, start=start, effort=effort, progress=progress)
+        solution = solve_indexed(network, effort=effort, progress=progress)
         if not math.isfinite(solution.cost):
             raise CutOff
         self.bound = solution.bound

@@ -1,4 +1,4 @@
-"""The planner's solver, without a limit, against every combination of states."""
+"""The planner's exact solver against every combination of states."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from sbp.passes.plan import constants, tables
 from sbp.passes.plan.dual import Dual
+from sbp.passes.plan.eliminate import plan_elimination
 from sbp.passes.plan.flat import flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Solution, Table
 from sbp.passes.plan.reduce import reduce_network
@@ -79,26 +80,17 @@ def grid(side: int, states: int, seed: int) -> CostNetwork:
     return CostNetwork(tuple(rng.normal(size=states) for _ in at), tuple(edges))
 
 
-def least_of_grid(network: CostNetwork, side: int, states: int) -> float:
-    """The least cost of a grid, line by line: for each assignment of a line the cheapest that leads to it."""
-    tables = {(i, j): table for i, j, table in network.edges}
-    lines = np.array(list(itertools.product(range(states), repeat=side)))
-    least = np.zeros(len(lines))
-    for first in range(0, side * side, side):
-        if first:
-            above = (tables[first - side + c, first + c][lines[:, None, c], lines[:, c]] for c in range(side))
-            least = (least[:, None] + sum(above)).min(axis=0)
-        for c in range(side):
-            least += network.unary[first + c][lines[:, c]]
-        for c in range(side - 1):
-            least += tables[first + c, first + c + 1][lines[:, c], lines[:, c + 1]]
-    return float(least.min())
+def eliminated(network: CostNetwork) -> float:
+    plan = plan_elimination(network, max_cells=1e8)
+    assert plan is not None
+    return network.cost(plan.run())
 
 
-@pytest.fixture
-def only_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the solver search where it would compare all combinations."""
-    monkeypatch.setattr(constants, "COMPARED_CELLS", 0)
+def search_only(monkeypatch: pytest.MonkeyPatch, final_cells: float) -> None:
+    """Make the solver search where it would eliminate at once."""
+    monkeypatch.setattr(constants, "DIRECT_CELLS", 0.0)
+    monkeypatch.setattr(constants, "PARTIAL_CELLS", final_cells)
+    monkeypatch.setattr(constants, "FINAL_CELLS", final_cells)
 
 
 @pytest.mark.parametrize("start", range(0, 1600, 200))
@@ -128,8 +120,22 @@ def test_solve_is_exact_where_nothing_reduces(start: int) -> None:
     assert kernels > 120
 
 
-@pytest.mark.usefixtures("only_search")
-def test_bound_holds_where_all_is_searched() -> None:
+@pytest.mark.parametrize("start", range(0, 300, 100))
+def test_search_is_exact_when_what_is_left_can_be_eliminated(
+    start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search_only(monkeypatch, 1e6)
+    for seed in range(start, start + 100):
+        network = dense_network(seed)
+        answer = solve(network)
+        assert answer.cost == pytest.approx(optimum(network), abs=1e-9), seed
+        assert answer.gap == 0.0, seed
+
+
+@pytest.mark.some(1)
+@pytest.mark.parametrize("cells", [0.0, 60.0])
+def test_bound_holds_when_little_can_be_eliminated(cells: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    search_only(monkeypatch, cells)
     gaps = 0
     for network in [*map(dense_network, range(300)), *map(random_network, range(500))]:
         best = optimum(network)
@@ -157,6 +163,8 @@ def test_sweeps_only_raise_a_bound_that_holds() -> None:
             assert swept == pytest.approx(bounds[-1], abs=1e-8)
         assert all(later >= earlier - 1e-9 for earlier, later in itertools.pairwise(bounds))
         assert bounds[-1] <= best + 1e-9
+        everything = [np.arange(theta.size) for theta in kernel.unary]
+        assert optimum(dual.moved(everything)) == pytest.approx(best, abs=1e-8)
 
 
 def test_states_cost_at_least_what_fixing_believes() -> None:
@@ -203,13 +211,42 @@ def test_trees_reduce_to_nothing(seed: int) -> None:
     assert solve(network).cost == pytest.approx(brute_force(network).cost, abs=1e-9)
 
 
-@pytest.mark.usefixtures("only_search")
 @pytest.mark.parametrize("seed", range(6))
-def test_grids_agree_with_the_least_line_by_line(seed: int) -> None:
-    network = grid(5, 3, seed)
-    best, answer = least_of_grid(network, 5, 3), solve(network)
+def test_grids_by_search_agree_with_elimination(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = grid(6, 4, seed)
+    best = eliminated(network)
+    assert solve(network).cost == pytest.approx(best, abs=1e-9)
+    search_only(monkeypatch, 3e3)
+    answer = solve(network)
     assert answer.bound <= best + 1e-9
-    assert answer.cost == pytest.approx(best, abs=1e-9)
+    assert answer.cost >= best - 1e-9
+    if answer.gap == 0.0:
+        assert answer.cost == pytest.approx(best, abs=1e-9)
+
+
+def test_blocked_buckets_equal_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    networks = [*map(dense_network, range(100)), grid(4, 3, 0)]
+    whole = [eliminated(network) for network in networks]
+    monkeypatch.setattr(constants, "BLOCK_CELLS", 4)
+    assert [eliminated(network) for network in networks] == pytest.approx(whole, abs=1e-9)
+
+
+def test_nodes_without_a_choice_take_no_axis() -> None:
+    rng = np.random.default_rng(0)
+    leaves = 70
+    edges = [(0, leaf, rng.normal(size=(3, 1))) for leaf in range(1, leaves)]
+    edges += [(a, b, rng.normal(size=(1, 1))) for a in range(1, leaves) for b in range(a + 1, leaves)]
+    network = CostNetwork((rng.normal(size=3), *(rng.normal(size=1) for _ in range(1, leaves))), tuple(edges))
+    best = min(network.cost([state] + [0] * (leaves - 1)) for state in range(3))
+    assert eliminated(network) == best
+
+
+def test_elimination_declines_what_is_too_large() -> None:
+    network = grid(6, 4, 0)
+    plan = plan_elimination(network, max_cells=1e8)
+    assert plan is not None
+    assert plan_elimination(network, max_cells=plan.cells - 1) is None
+    assert plan_elimination(network, max_cells=plan.cells, max_result_cells=plan.result_cells - 1) is None
 
 
 def test_equal_tables_are_stored_once() -> None:
@@ -219,8 +256,8 @@ def test_equal_tables_are_stored_once() -> None:
     assert store.put(np.eye(3).reshape(9)) != store.put(first)
 
 
-@pytest.mark.usefixtures("only_search")
-def test_the_same_network_gives_the_same_answer() -> None:
+def test_the_same_network_gives_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    search_only(monkeypatch, 0.0)
     for network in map(dense_network, range(60)):
         assert solve(network) == solve(
             CostNetwork(tuple(theta.copy() for theta in network.unary), network.edges)
@@ -285,8 +322,8 @@ def test_nothing_costs_nothing() -> None:
     assert solve(CostNetwork((), ())) == Solution((), 0.0, 0.0)
 
 
-@pytest.mark.usefixtures("only_search")
-def test_progress_is_told() -> None:
+def test_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    search_only(monkeypatch, 0.0)
     heard = 0
     for seed in range(40):
         network, told = dense_network(seed), list[tuple[float, float]]()

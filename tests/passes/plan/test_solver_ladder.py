@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sbp.passes.plan import constants
 from sbp.passes.plan.effort import Effort
+from sbp.passes.plan.eliminate import plan_elimination
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.plan.solve import solve
 
@@ -221,8 +221,30 @@ def test_twelve_layers_are_solved_to_the_optimum(layers: int, axes: int, width: 
     assert len(network.unary) > 3900
     assert max(theta.size for theta in network.unary) == 7**axes
     answer = solve(network)
-    assert answer.gap <= constants.PROVEN
+    assert answer.gap == 0.0
     assert network.cost(answer.states) == answer.cost
+
+
+def test_one_axis_agrees_with_plain_elimination() -> None:
+    network = ladder(3, 1)
+    plain = plan_elimination(network, max_cells=1e8)
+    assert plain is not None
+    assert solve(network).cost == pytest.approx(network.cost(plain.run()), rel=1e-12)
+
+
+@pytest.mark.full
+def test_two_axes_agree_with_plain_elimination() -> None:
+    network = ladder(1, 2, 4096.0, 32768.0)
+    plain = plan_elimination(network, max_cells=2e9, max_result_cells=1e8)
+    assert plain is not None
+    assert solve(network).cost == pytest.approx(network.cost(plain.run()), rel=1e-12)
+
+
+def test_repeated_layers_cost_elimination_little() -> None:
+    few, many = (plan_elimination(ladder(layers, 1), max_cells=1e9) for layers in (4, 16))
+    assert few is not None and many is not None
+    assert len(many.nodes) > 3.5 * len(few.nodes)
+    assert len(many.buckets) < 2 * len(few.buckets)
 
 
 def test_a_time_limit_returns_an_assignment_and_an_honest_bound() -> None:

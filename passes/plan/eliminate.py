@@ -1,0 +1,205 @@
+"""Exact elimination of variables (bucket elimination, Dechter 1999), each distinct bucket worked out once."""
+
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sbp.passes.plan import constants
+from sbp.passes.plan.network import CostNetwork, Infeasible, Table
+from sbp.passes.plan.tables import TableStore
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """All factors of the node to eliminate; an axis is a place in `sizes`, the node itself is place 0."""
+
+    factors: tuple[tuple[int, tuple[int, ...]], ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Elimination:
+    """How to eliminate the nodes of a network, and what it takes: the cells of the distinct buckets.
+
+    Factor numbers below `len(tables)` are tables of the network; the others follow, one per distinct bucket.
+    """
+
+    nodes: tuple[int, ...]
+    scopes: tuple[tuple[int, ...], ...]
+    bucket_of: tuple[int, ...]
+    buckets: tuple[_Bucket, ...]
+    tables: tuple[Table, ...]
+    cells: int
+    result_cells: int
+
+    def run(self) -> tuple[int, ...]:
+        """Cheapest states; of ties the lowest state at each node, given those of the nodes after it.
+
+        Raises Infeasible when no assignment is finite.
+        """
+        factors = list(self.tables)
+        for bucket in self.buckets:
+            factors.append(
+                _minimise([(factors[number], axes) for number, axes in bucket.factors], bucket.sizes)
+            )
+        states = [0] * len(self.nodes)
+        for node, scope, number in zip(
+            self.nodes[::-1], self.scopes[::-1], self.bucket_of[::-1], strict=True
+        ):
+            if len(scope) == 1 and math.isinf(float(factors[len(self.tables) + number])):
+                raise Infeasible()
+            bucket = self.buckets[number]
+            score = np.zeros(bucket.sizes[0])
+            for factor, axes in bucket.factors:
+                index = tuple(slice(None) if axis == 0 else states[scope[axis]] for axis in axes)
+                score = score + factors[factor][index]
+            states[node] = int(score.argmin())
+        return tuple(states)
+
+
+def plan_elimination(
+    network: CostNetwork, *, max_cells: float, max_result_cells: float = math.inf
+) -> Elimination | None:
+    """An elimination in a greedy order: the node with the smallest bucket first.
+
+    None if its distinct buckets would have more than `max_cells` cells, or their results more than
+    `max_result_cells` (8 bytes each, held until the end).
+    """
+    sizes = [theta.size for theta in network.unary]
+    pairs = {(min(i, j), max(i, j)) for i, j, _ in network.edges if i != j and 1 not in (sizes[i], sizes[j])}
+    order = _order(sizes, pairs, max_cells)
+    return None if order is None else _plan(network, order, max_cells, max_result_cells)
+
+
+def _order(sizes: Sequence[int], pairs: Iterable[tuple[int, int]], max_cells: float) -> list[int] | None:
+    """Nodes by the sizes of their buckets, and their neighbours, at their turn; None when a bucket gets too
+    large."""
+    around: list[set[int]] = [set() for _ in sizes]
+    for i, j in pairs:
+        around[i].add(j)
+        around[j].add(i)
+
+    def judge(node: int) -> tuple[float, int]:
+        return sizes[node] * math.prod(sizes[other] for other in around[node]), len(around[node])
+
+    now = [judge(node) for node in range(len(sizes))]
+    heap = [(now[node], node) for node in range(len(sizes))]
+    heapq.heapify(heap)
+    order: list[int] = []
+    done = [False] * len(sizes)
+    while heap:
+        seen, node = heapq.heappop(heap)
+        if done[node] or seen != now[node]:
+            continue
+        if seen[0] > max_cells:
+            return None
+        done[node] = True
+        order.append(node)
+        near = around[node]
+        for other in sorted(near):
+            around[other] |= near
+            around[other] -= {node, other}
+            now[other] = judge(other)
+            heapq.heappush(heap, (now[other], other))
+    return order
+
+
+def _plan(
+    network: CostNetwork, order: Sequence[int], max_cells: float, max_result_cells: float
+) -> Elimination | None:
+    """Follow the order with factor numbers in place of tables: equal buckets get equal numbers."""
+    store = TableStore()
+    position = {node: place for place, node in enumerate(order)}
+    touching: list[list[tuple[int, tuple[int, ...]]]] = [
+        [(store.put_shared(theta), (node,))] for node, theta in enumerate(network.unary)
+    ]
+    for i, j, table in network.edges:
+        if i == j:
+            touching[i].append((store.put(table.diagonal()), (i,)))
+        elif 1 in table.shape:  # a node without a choice is no axis: arrays have at most 64
+            chooser = i if table.shape[1] == 1 else j
+            touching[chooser].append((store.put(table.reshape(-1)), (chooser,)))
+        else:
+            touching[min(i, j, key=position.__getitem__)].append((store.put_shared(table), (i, j)))
+    numbers: dict[_Bucket, int] = {}
+    scopes, bucket_of = [], []
+    cells = result_cells = 0
+    for node in order:
+        scope = tuple(
+            sorted({other for _, nodes in touching[node] for other in nodes}, key=position.__getitem__)
+        )
+        place = {other: axis for axis, other in enumerate(scope)}
+        bucket = _Bucket(
+            tuple((number, tuple(place[other] for other in nodes)) for number, nodes in touching[node]),
+            tuple(network.unary[other].size for other in scope),
+        )
+        if bucket not in numbers:
+            numbers[bucket] = len(numbers)
+            cells += math.prod(bucket.sizes)
+            result_cells += math.prod(bucket.sizes[1:])
+            if cells > max_cells or result_cells > max_result_cells:
+                return None
+        scopes.append(scope)
+        bucket_of.append(numbers[bucket])
+        if len(scope) > 1:
+            touching[scope[1]].append((len(store.tables) + numbers[bucket], scope[1:]))
+    return Elimination(
+        tuple(order),
+        tuple(scopes),
+        tuple(bucket_of),
+        tuple(numbers),
+        tuple(store.tables),
+        cells,
+        result_cells,
+    )
+
+
+def _minimise(parts: Sequence[tuple[Table, tuple[int, ...]]], sizes: Sequence[int]) -> Table:
+    """Sum of the parts over the axes 0, 1, ..., minimised over axis 0."""
+    aligned = _merged([_align(table, axes, len(sizes)) for table, axes in parts], sizes)
+    if len(aligned) == 1:
+        least: Table = np.broadcast_to(aligned[0], sizes).min(axis=0)
+        return least
+    blocked = 1  # the axes 1 .. blocked-1 are walked through, the others worked on at once
+    while blocked < len(sizes) and sizes[0] * math.prod(sizes[blocked:]) > constants.BLOCK_CELLS:
+        blocked += 1
+    result = np.empty(tuple(sizes[1:]))
+    scratch = np.empty((sizes[0], *sizes[blocked:]))
+    for walked in np.ndindex(*sizes[1:blocked]):
+        block = [
+            part[(slice(None), *(at if part.shape[1 + axis] > 1 else 0 for axis, at in enumerate(walked)))]
+            for part in aligned
+        ]
+        total = block[0]
+        for part in block[1:-1]:
+            total = total + part
+        np.add(total, block[-1], out=scratch)
+        np.minimum.reduce(scratch, axis=0, out=result[(*walked, ...)])
+    return result
+
+
+def _merged(parts: list[Table], sizes: Sequence[int]) -> list[Table]:
+    """The same sum in fewer parts, none of them larger than a block unless it came so; smallest first."""
+    parts = sorted(parts, key=lambda part: part.size)
+    merged: list[Table] = []
+    for part in parts:
+        for k, other in enumerate(merged):
+            shape = [max(a, b) for a, b in zip(part.shape, other.shape, strict=True)]
+            if math.prod(shape) <= max(constants.BLOCK_CELLS, part.size):
+                merged[k] = part + other
+                break
+        else:
+            merged.append(part)
+    return sorted(merged, key=lambda part: part.size)
+
+
+def _align(table: Table, axes: tuple[int, ...], rank: int) -> Table:
+    """The table with its axes put where they belong among `rank` axes, the others of size 1."""
+    by_place = sorted(range(len(axes)), key=axes.__getitem__)
+    shape = [1] * rank
+    for axis in by_place:
+        shape[axes[axis]] = table.shape[axis]
+    return table.transpose(by_place).reshape(shape)
