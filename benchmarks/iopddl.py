@@ -26,7 +26,7 @@ if __name__ == "__main__":  # as a script, Python looks for modules beside it, n
 from sbp.passes.plan.budget import Budget, Fitted, Load
 from sbp.passes.plan.effort import until_over
 from sbp.passes.plan.network import CostNetwork, Table
-from sbp.passes.plan.within import solve_within
+from sbp.passes.plan.solve import solve_within
 
 FORBIDDEN = 10**17
 """Costs from here on forbid: the problems have 10^18."""

@@ -27,7 +27,7 @@ from benchmarks import large, nets
 from benchmarks.cases import Case
 from models import classifier
 from sbp.errors import SbpError
-from sbp.passes.plan import constants, within
+from sbp.passes.plan import constants, solve
 from sbp.passes.plan.candidates import Strategy
 from sbp.passes.plan.effort import WorkCount
 from sbp.passes.search import explore, limited, search, space
@@ -78,7 +78,7 @@ PARTS: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
     "shaken shares": ((explore.Explorer, "shake", lambda *_: False),),
     "limits near a plan": ((limited.LimitedSpace, "counted_limit", _nothing),),
     "priced starts": ((limited, "priced_starts", lambda *_: ()),),
-    "plans combined": ((within.LimitedSearch, "_combine", _nothing),),
+    "plans combined": ((solve.Solver, "_combine", _nothing),),
     "kicks": ((constants, "KICKS", 0),),
     "missed loads": ((limited, "missed_loads", lambda *_: ()),),
     "asked for more": ((limited.LimitedSpace, "with_more", _as_found),),

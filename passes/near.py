@@ -90,7 +90,7 @@ class Around:
         unary = list(self.network.unary)
         for x, state in self.held(held).items():
             unary[x] = np.where(np.arange(unary[x].size) == state, unary[x], np.inf)
-        found = solve(CostNetwork(tuple(unary), self.network.edges), effort=effort, proves=False)
+        found = solve(CostNetwork(tuple(unary), self.network.edges), effort=effort)
         if not math.isfinite(found.cost):
             raise Infeasible
         return self.whole(found.states)

@@ -21,7 +21,7 @@ from sbp.passes.chain import PLACEMENT, Listed, Logical, list_candidates
 from sbp.passes.evaluated import evaluated, figures_of, made_by
 from sbp.passes.explain.choices import HeldPlan, RowChoices, TensorChoices, changes
 from sbp.passes.explain.internal_errors import public
-from sbp.passes.explain.plan import SAME, Collective, PlanData
+from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.reasons import Reasons
 from sbp.passes.explain.targets import NamedTensors, Target
 from sbp.passes.face import Plan, faced
@@ -31,6 +31,7 @@ from sbp.passes.passing import Chain
 from sbp.passes.physical.exposure import Clock
 from sbp.passes.physical.program import Physical
 from sbp.passes.plan import pins
+from sbp.passes.plan.constants import PROVEN
 from sbp.passes.plan.effort import Effort, until_over
 from sbp.passes.plan.hold import with_annotations
 from sbp.passes.plan.marginals import cheapest_held
@@ -239,7 +240,7 @@ class HeldSearch:
         physical = self._shortest(nd, found).takes.physical
         figures = evaluated(physical, self.problem.s.boxings.network, self.request.donated)
         made_values = [x for node in self.problem.annotations.values() for x in node.inputs]
-        slack = found.cost - found.bound if found.cost - found.bound > SAME * found.cost else 0.0
+        slack = found.cost - found.bound if found.cost - found.bound > PROVEN * found.cost else 0.0
         return HeldPlan(nd, figures, made_by(physical, [x for x in made_values if isinstance(x, int)]), slack)
 
 

@@ -19,7 +19,7 @@ from sbp.passes.chain import STAGES, Ordered, Planned, Staged, Whole, compile_pl
 from sbp.passes.evaluated import figures_of, made_by
 from sbp.passes.explain.choices import HeldPlan, RowChoices, TensorChoices
 from sbp.passes.explain.internal_errors import public
-from sbp.passes.explain.plan import SAME, Collective, PlanData
+from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.targets import Target
 from sbp.passes.face import Plan
 from sbp.passes.passing import Chain
@@ -142,7 +142,7 @@ class StagesReplanner:
             except SbpError:
                 impossible += 1
             else:
-                slack = made.seconds - made.bound if made.gap > SAME else 0.0
+                slack = made.seconds - made.bound if made.gap else 0.0
                 held.append(HeldPlan(nd, figures_of(made), _makers(made.stages, target, watched=True), slack))
         held.sort(key=lambda h: (h.figures.step_seconds, h.figures.seconds))
         limit = self.request.terms.memory_limit_bytes

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias
 from sbp.hardware.catalogue import Hardware
 from sbp.passes.explain.choices import RowChoices, TensorChoices
 from sbp.passes.physical.program import Physical
+from sbp.passes.plan.constants import PROVEN
 from sbp.passes.plan.record import ChoiceRecord
 from sbp.passes.program.names import common, without_indices
 from sbp.passes.schedule.actions import Schedule
@@ -165,7 +166,7 @@ SAME = 1e-7
 def _gap(seconds: float, bound: float) -> float:
     """How far a time is from a bound, relative."""
     gap = (seconds - bound) / seconds if seconds > 0 else 0.0
-    return 0.0 if abs(gap) <= SAME else gap
+    return 0.0 if -SAME <= gap <= PROVEN else gap
 
 
 @dataclass(frozen=True, repr=False)
@@ -282,7 +283,7 @@ class PlanData:
 
     @property
     def gap(self) -> float:
-        """How far `seconds` can be from their optimum, relative; 0.0 is proven optimal.
+        """How far `seconds` can be from their optimum, relative; 0.0 is proven optimal (to `PROVEN`).
 
         A plan that was preferred for its shorter step may be dearer one thing after the other than the bound.
         Of several placements it is the largest gap.

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +38,7 @@ def loads_on(loads: Iterable[Load], kept: Sequence[NDArray[np.intp]]) -> tuple[L
     return tuple(x if x.node < 0 else replace(x, bytes=x.bytes[kept[x.node]]) for x in loads)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Budget:
     """At each time the loads alive may add up to at most `limit` bytes. A node may have several loads.
 
@@ -59,16 +60,24 @@ class Budget:
                     "sizes, and forbid a state by its cost"
                 )
 
+    @cached_property
+    def _arrays(self) -> tuple[Indices, Indices, Indices, Indices, Indices, Table]:
+        """The loads that are there at any time: the times at which some begin or end, where among these each
+        does, its node, and where its bytes begin among all."""
+        alive = [load for load in self.loads if load.start < load.end]
+        begins, ends = _times(alive, "start"), _times(alive, "end")
+        times = np.unique(np.concatenate([begins, ends]))
+        lengths = np.array([load.bytes.size for load in alive], dtype=np.int64)
+        at = np.searchsorted(times, begins), np.searchsorted(times, ends)
+        sizes = np.concatenate([np.zeros(0), *(load.bytes for load in alive)])
+        return times, *at, _times(alive, "node"), np.cumsum(lengths) - lengths, sizes
+
     def course(self, states: Sequence[int]) -> list[tuple[int, float]]:
         """The times at which something begins or ends under these states, and what is alive from there on."""
-        events: dict[int, list[float]] = {}
-        for load in self.loads:
-            if load.start < load.end:
-                size = float(load.bytes[states[load.node] if load.node >= 0 else 0])
-                events.setdefault(load.start, []).append(size)
-                events.setdefault(load.end, []).append(-size)
-        times = sorted(events)
-        return list(zip(times, accumulate(math.fsum(events[t]) for t in times), strict=True))
+        times, start, end, nodes, first, sizes = self._arrays
+        chosen = sizes[first + np.where(nodes < 0, 0, np.asarray([*states, 0])[nodes])]
+        change = np.bincount(start, chosen, times.size) - np.bincount(end, chosen, times.size)
+        return list(zip(times.tolist(), np.cumsum(change).tolist(), strict=True))
 
     def peak_bytes(self, states: Sequence[int], start: float = -math.inf, end: float = math.inf) -> float:
         """The most that lives at once under these states, of all times or those from `start` until `end`."""

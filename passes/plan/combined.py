@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sbp.passes.plan import constants
 from sbp.passes.plan.budget import Load, loads_on
@@ -31,7 +30,7 @@ class Together:
 
     network: CostNetwork
     loads: tuple[Load, ...]
-    kept: tuple[NDArray[np.intp], ...]
+    kept: tuple[Indices, ...]
 
     def narrowed(self, states: Indices) -> list[int]:
         """One of the assignments in terms of this network."""
@@ -53,8 +52,12 @@ def together(network: CostNetwork, loads: Sequence[Load], among: Sequence[Indice
     columns = np.sort(np.stack(among), axis=0)
     is_new = np.ones(columns.shape, dtype=np.bool_)
     is_new[1:] = columns[1:] != columns[:-1]
-    kept = tuple(columns[is_new[:, k], k].astype(np.intp) for k in range(columns.shape[1]))
-    return Together(restricted(network, kept), loads_on(loads, kept), kept)
+    return on_states(network, loads, [columns[is_new[:, k], k] for k in range(columns.shape[1])])
+
+
+def on_states(network: CostNetwork, loads: Sequence[Load], kept: Sequence[Indices]) -> Together:
+    """The network on some of the states of each node, in ascending order."""
+    return Together(restricted(network, kept), loads_on(loads, kept), tuple(kept))
 
 
 def cheapest_states(excess: Sequence[Table], count: int) -> list[Indices]:

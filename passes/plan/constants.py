@@ -13,7 +13,7 @@ SWEPT_CELL_SECONDS = 1e-9
 MOVED_CELL_SECONDS = 2e-9
 """A move, for each cell of the tables of a node. Half: steps up to 6.5 % longer. Double: steps up to 4.9 %
 longer, work 5 % more."""
-ELIMINATED_CELL_SECONDS = 8e-9
+ELIMINATED_CELL_SECONDS = 2e-9
 """An elimination, for each cell of its buckets. Half: steps up to 4.1 % longer. Double: work 6 % more."""
 PLANNED_EDGE_SECONDS = 2e-5
 """To plan an elimination, for each node and each edge."""
@@ -62,28 +62,24 @@ GAINED = 1e-6
 """Of the cost: a round of moves that gains less has gained nothing."""
 PROGRESS = 1e-4
 """Of the bound or the cost: a round that changes them by less has stalled."""
+PROVEN = 1e-5
+"""Of the cost: a plan so near to its bound is the cheapest, and a search without a limit ends."""
 CLOSE = 0.005
 """Of the cost or the memory: a search ends so near to its bound; so near peaks are the same."""
 SAME_STEP = 5e-4
 """Of a step: plans nearer to each other are ranked by their work, since the clock is no more exact."""
 
-# The exact solver.
+# The solver.
 
-DIRECT_CELLS = 1e8
-"""Cells of buckets that are eliminated over at once: half a second."""
 RESULT_CELLS = 1e8
-"""Cells that an elimination or a reduction keeps or goes through, at the most: a gigabyte."""
-FINAL_CELLS = 4e9
-"""The same where the bound does not close by itself: ten seconds or more."""
-PARTIAL_CELLS = 5e8
-"""The same over the best states alone."""
-LOOK_CELLS = 5e7
-"""The same where no bound is asked for. Cores of indexed tables up to this size are in double precision."""
+"""Cells that a reduction goes through, or the states that are left may have, at the most: a gigabyte."""
+ELIMINATED_CELLS = 1e8
+"""Cells of the buckets of a connected part that is eliminated over at once: half a second."""
+BLOCK_CELLS = 1 << 17
+"""Cells that an elimination works on at a time: they fit the second level of cache."""
 COMPARED_CELLS = 1 << 21
 """Comparisons of all states of a node, or combinations of all states of a network, that are gone through.
 Half: steps up to 2.2 % longer. Double: steps up to 4.7 % longer, work 16 % more."""
-BLOCK_CELLS = 1 << 17
-"""Cells that an elimination works on at a time: they fit the second level of cache."""
 SMALL_TABLE_CELLS = 4096
 """A node between two others is reduced where their new table is no larger,"""
 TABLE_GROWTH = 4
@@ -92,16 +88,7 @@ ROUND_SWEEPS = 40
 """Pairs of sweeps, or steps of prices, between two looks at what they bring. Double: steps up to 6.6 %
 longer."""
 SHRUNK = 0.3
-"""A solution starts afresh on the states that are left when this part of them is gone,"""
-SHRUNK_STALLED = 0.05
-"""or this one where nothing else helps."""
-SLOW = 0.1
-"""A bound has stalled when a round closes less than this part of the gap."""
-CLOSED = 0.02
-"""A step is worth it that closes this part of the gap. Double: steps up to 4.2 % longer."""
-FRACTIONS = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05)
-"""Parts of the open states to try to eliminate over. Half: steps up to 4.6 % longer. Double: steps up to 4.6
-% longer."""
+"""A search goes on with the states that are left when this part of them is gone."""
 
 # Networks that are not written down, or folded.
 

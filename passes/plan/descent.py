@@ -1,7 +1,7 @@
 """Cheaper assignments near one that is known, by moves of whole forests (forests.py).
 
 Where costs have changed a little, what is cheapest near the assignment of before is found at once; the
-cheapest of all takes the exact solver a hundred times as long.
+cheapest of all takes the solver a hundred times as long.
 """
 
 from collections.abc import Sequence

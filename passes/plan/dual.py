@@ -5,15 +5,12 @@ its states has there; then it spreads its costs evenly over the edges to later n
 never changes, so the sum of all node and edge minima is a lower bound, and no sweep lowers it.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-from numpy.typing import NDArray
 
 from sbp.passes.plan import constants, sweeps
 from sbp.passes.plan.effort import WorkCount
 from sbp.passes.plan.flat import FlatNetwork, Indices
-from sbp.passes.plan.network import CostNetwork, Table
+from sbp.passes.plan.network import Table
 
 _NO_EXCESS = sweeps.no_excess()
 
@@ -26,7 +23,6 @@ class Dual:
     """
 
     def __init__(self, flat: FlatNetwork, ceiling: float, count: WorkCount | None = None) -> None:
-        self.given = flat
         self.flat = flat.filled(ceiling)
         self.theta = self.flat.theta.copy()
         self.messages = np.zeros(int(flat.message[-1]))
@@ -53,20 +49,3 @@ class Dual:
         states = np.zeros(self.flat.turn.size, dtype=np.int64)
         sweeps.decode(self.flat, self.theta, self.messages, forward, states)
         return states
-
-    def moved(self, kept: Sequence[NDArray[np.intp]]) -> CostNetwork:
-        """The network with its costs as they are now, on these states."""
-        flat, sizes = self.flat, self.flat.sizes.tolist()
-        unary = tuple(theta[keep] for theta, keep in zip(flat.split(self.theta), kept, strict=True))
-        edges = []
-        messages = np.split(self.messages, flat.message[1:-1])
-        for node, size in enumerate(sizes):
-            for entry in range(int(flat.first[node]), int(flat.turn[node])):
-                other = int(flat.other[entry])
-                cells = slice(int(flat.table[entry]), int(flat.table[entry]) + sizes[other] * size)
-                chosen = np.ix_(kept[other], kept[node])
-                table = flat.pool[cells].reshape(sizes[other], size)[chosen]
-                table += messages[flat.twin[entry]][kept[other]][:, None] + messages[entry][kept[node]]
-                table[np.isinf(self.given.pool[cells].reshape(sizes[other], size)[chosen])] = np.inf
-                edges.append((other, node, table))
-        return CostNetwork(unary, tuple(edges))

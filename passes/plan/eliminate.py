@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from sbp.passes.plan import constants
+from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
+from sbp.passes.plan.parts import parts_of
+from sbp.passes.plan.reduce import Reduction
 from sbp.passes.plan.tables import TableStore
 
 
@@ -33,7 +36,6 @@ class Elimination:
     buckets: tuple[_Bucket, ...]
     tables: tuple[Table, ...]
     cells: int
-    result_cells: int
 
     def run(self) -> tuple[int, ...]:
         """Cheapest states; of ties the lowest state at each node, given those of the nodes after it.
@@ -60,18 +62,44 @@ class Elimination:
         return tuple(states)
 
 
-def plan_elimination(
-    network: CostNetwork, *, max_cells: float, max_result_cells: float = math.inf
-) -> Elimination | None:
+def eliminate_parts(reduction: Reduction, effort: Effort) -> Reduction:
+    """The reduction without the connected parts that have no loads and are small enough to eliminate.
+
+    Raises Infeasible when one of them has no finite assignment.
+    """
+    kernel = reduction.kernel
+    parts = parts_of(kernel)
+    place = {node: (p, k) for p, nodes in enumerate(parts) for k, node in enumerate(nodes)}
+    edges: list[list[tuple[int, int, Table]]] = [[] for _ in parts]
+    for i, j, table in kernel.edges:
+        edges[place[i][0]].append((place[i][1], place[j][1], table))
+    loaded = {place[x.node][0] for x in reduction.loads if x.node >= 0}
+    found: dict[int, int] = {}
+    costs = []
+    for p, nodes in enumerate(parts):
+        if p in loaded or effort.is_spent:
+            continue
+        part = CostNetwork(tuple(kernel.unary[node] for node in nodes), tuple(edges[p]))
+        effort.count.add(constants.PLANNED_EDGE_SECONDS * (len(nodes) + len(edges[p])))
+        most = min(constants.ELIMINATED_CELLS, effort.left / constants.ELIMINATED_CELL_SECONDS)
+        elimination = plan_elimination(part, max_cells=most)
+        if elimination is not None:
+            effort.count.add(constants.ELIMINATED_CELL_SECONDS * elimination.cells)
+            states = elimination.run()
+            found.update(zip(nodes, states, strict=True))
+            costs.append(part.cost(states))
+    return reduction.without(found, math.fsum(costs)) if found else reduction
+
+
+def plan_elimination(network: CostNetwork, *, max_cells: float) -> Elimination | None:
     """An elimination in a greedy order: the node with the smallest bucket first.
 
-    None if its distinct buckets would have more than `max_cells` cells, or their results more than
-    `max_result_cells` (8 bytes each, held until the end).
+    None if its distinct buckets would have more than `max_cells` cells.
     """
     sizes = [theta.size for theta in network.unary]
     pairs = {(min(i, j), max(i, j)) for i, j, _ in network.edges if i != j and 1 not in (sizes[i], sizes[j])}
     order = _order(sizes, pairs, max_cells)
-    return None if order is None else _plan(network, order, max_cells, max_result_cells)
+    return None if order is None else _plan(network, order, max_cells)
 
 
 def _order(sizes: Sequence[int], pairs: Iterable[tuple[int, int]], max_cells: float) -> list[int] | None:
@@ -107,9 +135,7 @@ def _order(sizes: Sequence[int], pairs: Iterable[tuple[int, int]], max_cells: fl
     return order
 
 
-def _plan(
-    network: CostNetwork, order: Sequence[int], max_cells: float, max_result_cells: float
-) -> Elimination | None:
+def _plan(network: CostNetwork, order: Sequence[int], max_cells: float) -> Elimination | None:
     """Follow the order with factor numbers in place of tables: equal buckets get equal numbers."""
     store = TableStore()
     position = {node: place for place, node in enumerate(order)}
@@ -126,7 +152,7 @@ def _plan(
             touching[min(i, j, key=position.__getitem__)].append((store.put_shared(table), (i, j)))
     numbers: dict[_Bucket, int] = {}
     scopes, bucket_of = [], []
-    cells = result_cells = 0
+    cells = 0
     for node in order:
         scope = tuple(
             sorted({other for _, nodes in touching[node] for other in nodes}, key=position.__getitem__)
@@ -139,8 +165,7 @@ def _plan(
         if bucket not in numbers:
             numbers[bucket] = len(numbers)
             cells += math.prod(bucket.sizes)
-            result_cells += math.prod(bucket.sizes[1:])
-            if cells > max_cells or result_cells > max_result_cells:
+            if cells > max_cells:
                 return None
         scopes.append(scope)
         bucket_of.append(numbers[bucket])
@@ -153,7 +178,6 @@ def _plan(
         tuple(numbers),
         tuple(store.tables),
         cells,
-        result_cells,
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from sbp.passes.plan import constants, forests, sweeps
 from sbp.passes.plan.budget import Budget, FlatBudget, flat_budget
 from sbp.passes.plan.effort import Effort
+from sbp.passes.plan.eliminate import eliminate_parts
 from sbp.passes.plan.flat import Indices, flat_network
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.plan.parts import ceiling_of, least_of
@@ -27,7 +28,8 @@ class Improving:
     def __init__(self, network: CostNetwork, budget: Budget, effort: Effort, good_gap: float) -> None:
         self.network, self.budget, self.good_gap = network, budget, good_gap
         self.effort = effort
-        self.reduction = reduce_network(network, effort.part(constants.PART_SHARE), budget.loads)
+        part = effort.part(constants.PART_SHARE) if budget.loads else effort
+        self.reduction = eliminate_parts(reduce_network(network, part, budget.loads), effort)
         kernel = self.reduction.kernel
         flat = flat_network(kernel)
         self.loads = self.reduction.loads

@@ -2,7 +2,7 @@
 
 On three and four axes an op has hundreds or thousands of strategies, and most of them cost far more than any
 good plan can afford: all devices computing the same, say. Sweeps over indexed tables (indexed.py) bound from
-below what a plan with each state costs; only states below a level stay, and the exact solver (solve.py)
+below what a plan with each state costs; only states below a level stay, and the solver (solve.py)
 searches over those. If what it finds is not above the level, then no state that was left out is in a better
 plan, and the answer is as exact as without all this; otherwise the level is raised.
 """
@@ -81,7 +81,7 @@ def solve_indexed(
     """
     if network.cells <= constants.DENSE_CELLS:
         return solve(network.dense(), effort=effort, progress=progress)
-    dtype = np.float64 if network.cells <= constants.LOOK_CELLS else np.float32
+    dtype = np.float64 if network.cells <= constants.WRITTEN_CELLS else np.float32
     narrowing = Narrowing(network, dtype, effort)
     narrowing.converge()
     narrowing.release()

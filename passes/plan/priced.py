@@ -56,7 +56,7 @@ def _starts_among(
     def solved(prices: TimePrices, effort: Effort) -> tuple[int, ...]:
         """The cheapest states at some prices."""
         unary = prices.charged(reduction.kernel.unary, reduction.loads)
-        found = solve(CostNetwork(unary, reduction.kernel.edges), effort=effort, proves=False)
+        found = solve(CostNetwork(unary, reduction.kernel.edges), effort=effort)
         states = reduction.expand(found.states)
         return tuple(int(own[k]) for own, k in zip(kept, states, strict=True))
 
@@ -95,7 +95,7 @@ def _starts_among(
 def states_of(model: Model, network: CostNetwork, chosen: ChosenSignatures) -> tuple[int, ...]:
     """The cheapest states of a model in which all ops have the signatures of a plan."""
     kept = as_chosen(model, chosen)
-    found = solve(restricted(network, kept), proves=False)
+    found = solve(restricted(network, kept))
     return tuple(int(own[k]) for own, k in zip(kept, found.states, strict=True))
 
 

@@ -86,6 +86,11 @@ class Prices:
             self.dual.sweep(forward, excess)
         return excess
 
+    def at_least(self) -> list[Table]:
+        """Per node, a lower bound on what costs each assignment with a state, at the prices of now."""
+        bound = self.dual.bound() - self._paid_back()
+        return self.flat.split(bound + self.excess())
+
     def to_budget(self, budget: FlatBudget, more: float) -> None:
         """Goes on with other loads, whose times may be others.
 

@@ -1,8 +1,10 @@
 """Exact reductions of a cost network, with the way back: what is left is the hard kernel."""
 
+from __future__ import annotations
+
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -63,6 +65,28 @@ class Reduction:
             kept = at < labels.size and labels[at] == states[node]
             result.append(at if kept else int(theta.argmin()))
         return tuple(result)
+
+    def without(self, found: Mapping[int, int], cost: float) -> Reduction:
+        """The same without whole connected parts that have no loads.
+
+        Arguments:
+          found: the states of their kernel nodes, which are the best.
+          cost: of these parts.
+        """
+        left = [k for k in range(len(self.nodes)) if k not in found]
+        place = {k: new for new, k in enumerate(left)}
+        edges = tuple((place[i], place[j], table) for i, j, table in self.kernel.edges if i in place)
+        kernel = CostNetwork(tuple(self.kernel.unary[k] for k in left), edges)
+        steps = [_Step(self.nodes[k], self.labels[k][[s]], np.zeros(1), ()) for k, s in found.items()]
+        return replace(
+            self,
+            kernel=kernel,
+            constant=self.constant + cost,
+            nodes=tuple(self.nodes[k] for k in left),
+            labels=tuple(self.labels[k] for k in left),
+            steps=(*self.steps, *steps),
+            loads=tuple(x if x.node < 0 else replace(x, node=place[x.node]) for x in self.loads),
+        )
 
 
 def reduce_network(

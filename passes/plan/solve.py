@@ -1,89 +1,37 @@
-"""The exact solver: reduce, eliminate where that fits, else bound, decode and fix until it fits."""
+"""The solver: reduce, bound from below by sweeps, move from above, until the two meet.
 
-from __future__ import annotations
+Where what lives at once has a limit, prices of bytes are part of the bound; without one there are none.
+"""
 
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sbp.passes.plan import constants, sweeps
-from sbp.passes.plan.dual import Dual
+from sbp.passes.plan import constants, forests, sweeps
+from sbp.passes.plan.budget import Budget, Fitted, Load, flat_budget
+from sbp.passes.plan.combined import Known, Together, cheapest_states, on_states, together
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.eliminate import Elimination, plan_elimination
-from sbp.passes.plan.flat import Indices, flat_network
-from sbp.passes.plan.network import CostNetwork, Infeasible, Solution, Table
-from sbp.passes.plan.parts import ceiling_of, least_of, parts_of, restricted
-from sbp.passes.plan.reduce import reduce_network
+from sbp.passes.plan.every import cheapest_of_all
+from sbp.passes.plan.flat import Indices
+from sbp.passes.plan.improving import Improving
+from sbp.passes.plan.network import CostNetwork, Infeasible, Solution
+from sbp.passes.plan.peak import least_peak
 
 Progress = Callable[[float, float], None]
 """Is told, now and then: the least cost found so far, and the bound so far."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Watch:
-    """Whom to tell of progress, and what its cost and bound leave out."""
-
-    tell: Progress
-    cost: float
-    lower: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Manner:
-    """How to search: when to stop, which improvements are only rounding noise, whether the bound is asked
-    for, whom to tell."""
-
-    effort: Effort
-    noise: float
-    proves: bool = True
-    watch: _Watch | None = None
-
-    def report(self, cost: float, lower: float) -> None:
-        if self.watch is not None:
-            self.watch.tell(cost + self.watch.cost, lower + self.watch.lower)
-
-    def beside(self, cost: float, lower: float) -> _Manner:
-        """For a part of a network of which the rest has this cost and this bound."""
-        if self.watch is None:
-            return self
-        watch = replace(self.watch, cost=self.watch.cost + cost, lower=self.watch.lower + lower)
-        return replace(self, watch=watch)
-
-    def untold(self) -> _Manner:
-        """The same, and nobody is told: for a search inside a search."""
-        return replace(self, watch=None)
-
-    def plan(self, network: CostNetwork, max_cells: float) -> Elimination | None:
-        """An elimination of this size that fits into the effort left; it counts as run."""
-        if self.effort.is_spent:
-            return None
-        self.effort.count.add(constants.PLANNED_EDGE_SECONDS * (len(network.unary) + len(network.edges)))
-        most = min(max_cells, self.effort.left / constants.ELIMINATED_CELL_SECONDS)
-        most = most if self.proves else min(most, constants.LOOK_CELLS)
-        found = plan_elimination(network, max_cells=most, max_result_cells=constants.RESULT_CELLS)
-        if found is not None:
-            self.effort.count.add(constants.ELIMINATED_CELL_SECONDS * found.cells)
-        return found
-
-
 def solve(
-    network: CostNetwork,
-    *,
-    effort: Effort | None = None,
-    progress: Progress | None = None,
-    proves: bool = True,
+    network: CostNetwork, *, effort: Effort | None = None, progress: Progress | None = None
 ) -> Solution:
     """Cheapest assignment of the network, with a proven lower bound on the cost of any.
 
-    The search ends when the gap is 0.0 or neither cost nor bound improves any more; where its effort is spent
-    before, the best assignment so far comes back with the bound so far (cost inf if none was found). The
-    same network gives the same answer; of ties the lowest states win where they are chosen. In what is told
-    to `progress`, unconnected parts of the network that are not looked at yet count with their least. What
-    only raises the bound is left out unless it `proves`.
+    The search ends when the gap is small (`PROVEN`), or neither cost nor bound improves any more; where its
+    effort is spent before, the best assignment so far comes back with the bound so far (cost inf if none was
+    found). The same network gives the same answer.
 
     Raises Infeasible (a ValueError) when every assignment contains an infinite cost.
 
@@ -91,180 +39,292 @@ def solve(
     >>> solve(CostNetwork((np.array([0.0, 1.0]), np.array([3.0, 1.0])), ((0, 1, equal),)))
     Solution(states=(1, 1), cost=2.0, bound=2.0)
     """
-    effort = effort or Effort()
-    reduction = reduce_network(network, effort)
-    scale = abs(reduction.constant) + abs(least_of(reduction.kernel))
-    watch = progress and _Watch(progress, reduction.constant, reduction.constant)
-    answer = _solve_parts(reduction.kernel, None, _Manner(effort, constants.NOISE * scale, proves, watch))
-    states = reduction.expand(answer.states)
-    cost = network.cost(states)
-    exact = answer.cost <= answer.bound
-    return Solution(states, cost, cost if exact else min(cost, reduction.constant + answer.bound))
+    found = Solver(network, Budget((), math.inf), effort, progress, constants.PROVEN).run()
+    if math.isinf(found.bound):
+        raise Infeasible()
+    return Solution(found.states, found.cost, found.bound)
 
 
-def _solve_parts(network: CostNetwork, start: Sequence[int] | None, manner: _Manner) -> Solution:
-    """Each connected part by itself; all at once where no effort is left for more than a descent."""
-    if manner.effort.is_spent and network.unary:
-        return _Search(network, start, manner).run()
-    states = [0] * len(network.unary)
-    costs, bounds = [0.0], [0.0]
-    cost = bound = least_of(network)
-    parts = parts_of(network)
-    place = {node: (p, k) for p, nodes in enumerate(parts) for k, node in enumerate(nodes)}
-    edges: list[list[tuple[int, int, Table]]] = [[] for _ in parts]
-    for i, j, table in network.edges:
-        edges[place[i][0]].append((place[i][1], place[j][1], table))
-    for nodes, own in zip(parts, edges, strict=True):
-        part = CostNetwork(tuple(network.unary[node] for node in nodes), tuple(own))
-        cost, bound = cost - least_of(part), bound - least_of(part)
-        given = None if start is None else [start[node] for node in nodes]
-        answer = _solve_part(part, given, manner.beside(cost, bound))
-        cost, bound = cost + answer.cost, bound + answer.bound
-        for node, state in zip(nodes, answer.states, strict=True):
-            states[node] = state
-        costs.append(answer.cost)
-        bounds.append(answer.bound)
-    return Solution(tuple(states), math.fsum(costs), math.fsum(bounds))
+def solve_within(
+    network: CostNetwork,
+    budget: Budget,
+    *,
+    effort: Effort | None = None,
+    progress: Progress | None = None,
+    good_gap: float = 0.0,
+) -> Fitted:
+    """Cheapest assignment that fits into the budget, as far as it is found, with a proven lower bound.
+
+    If none is found that fits: the one with the smallest peak found, and a lower bound on any peak. Where its
+    effort has no end the search ends when neither cost nor bound improve.
+
+    Arguments:
+      good_gap: the search ends where the answer is proven to be this near to the best, as a part of its cost;
+        with one it ends before its effort does too, when neither cost nor bound improve.
+
+    Raises Infeasible (a ValueError) when every assignment contains an infinite cost.
+
+    >>> from sbp.passes.plan.budget import Load
+    >>> network = CostNetwork((np.array([0.0, 2.0]), np.array([0.0, 3.0])), ())
+    >>> sizes = np.array([4.0, 1.0])
+    >>> found = solve_within(network, Budget((Load(0, 0, 2, sizes), Load(1, 1, 3, sizes)), 5.0))
+    >>> found.states, found.cost, found.peak_bytes
+    ((1, 0), 2.0, 5.0)
+    """
+    return Solver(network, budget, effort, progress, good_gap).run()
 
 
-def _solve_part(network: CostNetwork, start: Sequence[int] | None, manner: _Manner) -> Solution:
-    elimination = manner.plan(network, constants.DIRECT_CELLS)
-    if elimination is not None:
-        states = elimination.run()
-        cost = network.cost(states)
-        return Solution(states, cost, cost)
-    return _Search(network, start, manner).run()
+class Solver(Improving):
+    """Rounds of steps of prices and of moves, on what is left of a network after reductions.
 
+    Arguments as of `solve_within`; `is_part`: of another search, for some of its states; it ends where it
+    improves no more.
+    A search goes on under another limit from where it is.
+    """
 
-class _Search:
-    """Bound from below by sweeps, from above by decoding; delete the states that cannot pay; repeat."""
+    def __init__(
+        self,
+        network: CostNetwork,
+        budget: Budget,
+        effort: Effort | None = None,
+        progress: Progress | None = None,
+        good_gap: float = 0.0,
+        *,
+        is_part: bool = False,
+    ) -> None:
+        super().__init__(network, budget, effort or Effort(), good_gap)
+        self.is_part, self.progress = is_part, progress
+        self.peaks = self.effort.part(1.0 - constants.PART_SHARE)
+        self.known = Known()
+        self.combined_seconds = 0.0
+        """Of work that it took to bring together what is known, the last time."""
+        self.begun_at: list[Indices] = []
+        """Where it was told to begin: under another limit too."""
+        self.rounds = 0
+        self.rest_bound = -math.inf
+        """Of what costs less than what is known, where that was solved by itself."""
 
-    def __init__(self, network: CostNetwork, start: Sequence[int] | None, manner: _Manner) -> None:
-        self.network = network
-        self.manner = manner
-        self.flat = flat_network(network)
-        self.lower = -math.inf
-        self.states = [int(theta.argmin()) for theta in network.unary] if start is None else list(start)
-        self.cost = network.cost(self.states)
-        self._offer(self._descend(self.states))
+    def go_on(self, limit: float, effort: Effort, taken: Sequence[Load] = ()) -> Fitted:
+        """The answer under another limit, with the prices and the states that were found so far.
 
-    def run(self) -> Solution:
-        dual = Dual(self.flat, self._ceiling(), self.manner.effort.count)
-        stalled = False
-        while True:
-            before = self.lower
-            at_least = self._sweep(dual)
-            self.manner.report(self.cost, self.lower)
+        Arguments:
+          taken: loads that are there too from now on. Where they are of nodes the bound is of the states that
+            are left: a state that another could replace before is gone.
+        """
+        known = self.nearest if self.states is None else self.states
+        if taken:
+            self.loads = (*self.loads, *self._of_kernel(taken, known))
+        more = limit - self.budget.limit
+        self.budget = Budget((*self.budget.loads, *taken), limit)
+        self.flat_budget = flat_budget(self.flat, self.loads, limit)
+        self.prices.to_budget(self.flat_budget, more)
+        self.work = forests.workplace(self.flat, self.flat_budget, int(self.work.random[0]))
+        self._allow(effort)
+        self.states, self.cost, self.excess = None, math.inf, (True, math.inf)
+        self.known.add(known)
+        self.known.forget()
+        self.combined_seconds, self.rest_bound = 0.0, -math.inf
+        for states in (*self.begun_at, known):
+            self._offer(states)
+        self._polish(known)
+        return self.run()
+
+    def _of_kernel(self, loads: Sequence[Load], known: Indices) -> list[Load]:
+        """Loads in terms of the kernel; of nodes that are not left, as they are under the states known."""
+        place = {node: k for k, node in enumerate(self.reduction.nodes)}
+        states = self.reduction.expand(known.tolist())
+        found = []
+        for x in loads:
+            if x.node in place:
+                k = place[x.node]
+                found.append(replace(x, node=k, bytes=x.bytes[self.reduction.labels[k]]))
+            else:
+                size = x.bytes[states[x.node] if x.node >= 0 else 0]
+                found.append(replace(x, node=-1, bytes=np.array([size])))
+        return found
+
+    def start_from(self, states: Sequence[int]) -> None:
+        """Looks at some states of the network and what fits near them, and at both from then on."""
+        self.begun_at.append(np.array(self.reduction.project(states), dtype=np.int64))
+        self._offer(self.begun_at[-1])
+        self.known.add(self.begun_at[-1])
+        if not self.is_part:
+            self._polish(self.begun_at[-1])
+            self.known.add(self.nearest if self.states is None else self.states)
+
+    def smallest(self, effort: Effort) -> Fitted:
+        """States with the smallest peak found, and a lower bound on any."""
+        self._allow(effort)
+        least, self.states = self._least_peak(), None
+        return self._answer(least)
+
+    def run(self) -> Fitted:
+        """The answer."""
+        cells = (self.flat_budget.room.size + self.flat.twin.size + 1) * math.prod(self.flat.sizes.tolist())
+        if not self.flat.turn.size or cells <= constants.COMPARED_CELLS:
+            return self._best_of_all()
+        self._combine()
+        self._rounds()
+        least = 0.0
+        if self.states is None and not self.is_part:
+            least = self._least_peak()
+            if self.states is not None:  # nothing but the peak was looked at
+                self._polish(self.states)
+                self._rounds()
+        return self._answer(least)
+
+    def _rounds(self) -> None:
+        """Rounds until the effort is spent, or they bring nothing."""
+        stalled = 0
+        while stalled < constants.STALLED_ROUNDS or (math.isfinite(self.effort.end) and not self.good_gap):
+            before = self.cost, self.prices.lower
+            if self._round():
+                break
+            stalled = 0 if self._progressed(before) else stalled + 1
+
+    def _least_peak(self) -> float:
+        """A lower bound on any peak; the states with the smallest one that is found are known then."""
+        limit = self.budget.limit
+        self.nearest, least = least_peak(self.prices.flat, self.flat_budget, limit, self.nearest, self.effort)
+        self._offer(self.nearest)
+        return least
+
+    def _round(self) -> bool:
+        """Sweeps and moves; whether these were the last."""
+        decoded: Indices = self.nearest
+        for _ in range(constants.ROUND_SWEEPS):
+            decoded = self.prices.step(self.cost)
+            self._offer(decoded)
             if self._finished():
                 break
-            kept = self._below(at_least, self.cost - self.manner.noise)
-            left = sum(len(keep) for keep in kept) / sum(theta.size for theta in self.network.unary)
-            if 1.0 - left >= (constants.SHRUNK_STALLED if stalled else constants.SHRUNK):
-                self._solve_rest(dual, kept)
-                break
-            closed = self.lower - before
-            if stalled:
-                if closed < constants.CLOSED * (self.cost - self.lower):
-                    break
-            elif closed <= constants.SLOW * (self.cost - self.lower):
-                stalled = not self._eliminate_over_best(at_least)
-                if self._finished() or (stalled and not self.manner.proves):
-                    break
-        return Solution(tuple(self.states), self.cost, min(self.lower, self.cost))
+        self.noise = constants.NOISE * abs(self.reduction.constant + self.prices.lower)
+        self.rounds += 1
+        self._polish(decoded)
+        is_over = self._finished() or self._rest_is_solved()
+        if not is_over:
+            if not self.is_part:
+                self.known.add(self._cheapest_near(decoded))
+                self._combine()
+            if self.states is not None:
+                self._polish(self.states)
+                for _ in range(constants.KICKS):
+                    self._polish(self._mixed(self.states, decoded))
+        if self.progress is not None:
+            constant = self.reduction.constant
+            self.progress(self.cost + constant, self.prices.lower + constant)
+        return is_over or self._finished()
+
+    def _combine(self) -> None:
+        """The best of what is known together, and of that with what costs least by the bound."""
+        begun, paid = self.effort.count.seconds, float(self.prices.best @ self.flat_budget.room)
+        if self.is_part or self.combined_seconds > constants.PART_SHARE * self.effort.left:
+            return
+        priced = self.flat._replace(theta=self._priced(self.prices.best))
+        values = [sweeps.total_cost(priced, x) - paid for x in self.known.states]
+        among = self.known.chosen(values, self.cost, self.prices.lower, self.states)
+        if len(among) > 1:
+            self._best_among(among, among)
+        if self.known.has_risen(self.cost, self.prices.lower) and self.rounds:
+            few = cheapest_states(self.flat.split(self.prices.excess()), constants.FEW_STATES)
+            among = [
+                *([] if self.states is None else [self.states]),
+                *self.known.states[: constants.TOGETHER],
+            ]
+            self._best_among(among, [*among, *few])
+        self.combined_seconds = self.effort.count.seconds - begun
+
+    def _best_among(self, known: Sequence[Indices], among: Sequence[Indices]) -> None:
+        """The best of the states that some assignments have, and the prices there.
+
+        Arguments:
+          known: where to begin.
+        """
+        effort, good = self.effort.part(constants.PART_SHARE), constants.COMBINED_GAP
+        small = together(self.reduction.kernel, self.loads, among)
+        with suppress(Infeasible):  # each of them may have an infinite cost
+            found = self._on(small, known, effort, good, is_part=True)
+            if found.fits and math.isfinite(found.cost):
+                self._polish(small.widened(found.states))
+
+    def _rest_is_solved(self) -> bool:
+        """Whether many states cost more than what is known: then the others alone are solved."""
+        if self.is_part or self.states is None:
+            return False
+        kept = []
+        for least, state in zip(self.prices.at_least(), self.states.tolist(), strict=True):
+            pays = least < self.cost - self.noise
+            pays[state] = True
+            kept.append(np.flatnonzero(pays))
+        if sum(map(len, kept)) > (1.0 - constants.SHRUNK) * self.flat.theta.size:
+            return False
+        good = self.good_gap * abs(self.cost + self.reduction.constant) / max(abs(self.cost), self.noise)
+        rest = on_states(self.reduction.kernel, self.loads, kept)
+        found = self._on(rest, [self.states], self.effort, good)
+        self._offer(rest.widened(found.states))
+        self.rest_bound = min(found.bound, self.cost)
+        return True
+
+    def _on(
+        self,
+        few: Together,
+        known: Sequence[Indices],
+        effort: Effort,
+        good_gap: float,
+        *,
+        is_part: bool = False,
+    ) -> Fitted:
+        """The answer on some of the states of each node.
+
+        Arguments:
+          known: where to begin, at the best prices.
+
+        Raises Infeasible where each assignment of these has an infinite cost.
+        """
+        inner = Solver(
+            few.network, Budget(few.loads, self.budget.limit), effort, None, good_gap, is_part=is_part
+        )
+        if inner.flat_budget.room.size:
+            inner.prices.begin_at(self.prices.found())
+        for x in known:
+            inner.start_from(few.narrowed(x))
+        return inner.run()
+
+    def _allow(self, effort: Effort) -> None:
+        """Goes on with other effort."""
+        self.effort = effort
+        self.peaks = effort.part(1.0 - constants.PART_SHARE)
+
+    def _best_of_all(self) -> Fitted:
+        """Every combination of states, where these are few."""
+        states, cost, over = cheapest_of_all(self.flat, self.flat_budget, self.finite, self.budget.limit)
+        self.states, self.prices.lower = states, cost if over <= 0.0 else math.inf
+        return self._answer(self.budget.limit + over)
+
+    def _progressed(self, before: tuple[float, float]) -> bool:
+        cost, lower = before
+        if math.isinf(cost):
+            return self.cost < cost
+        least = constants.PROGRESS * abs(self.prices.lower + self.reduction.constant)
+        return max(cost - self.cost, self.prices.lower - lower) > least
 
     def _finished(self) -> bool:
-        if self.cost - self.lower <= self.manner.noise:
-            self.lower = self.cost
-        return self.cost <= self.lower or self.manner.effort.is_spent
+        if self.states is None:
+            return self._nothing_fits() or self.peaks.is_spent
+        good = max(self.noise, self.good_gap * abs(self.cost + self.reduction.constant))
+        return self.cost - self.prices.lower <= good or self.effort.is_spent
 
-    def _ceiling(self) -> float:
-        """What infinite entries may cost more than the least entry of their table, without loss."""
-        if math.isfinite(self.cost):
-            return self.cost - least_of(self.network) + 1e-6 * (abs(self.cost) + abs(least_of(self.network)))
-        return ceiling_of(self.network)
+    def _nothing_fits(self) -> bool:
+        """Whether the bound is above what any assignment without an infinite entry costs."""
+        return self.prices.lower > self.finite
 
-    def _sweep(self, dual: Dual) -> list[Table]:
-        """A round of sweeps. Returns, for each state, a lower bound on the cost of assignments with it."""
-        for _ in range(constants.ROUND_SWEEPS - 1):
-            dual.sweep(forward=True)
-            self._offer(dual.decode(forward=False))
-            bound = dual.sweep(forward=False)
-            self._offer(dual.decode(forward=True))
-            if self.cost - bound <= self.manner.noise or self.manner.effort.is_spent:
-                break
-        base = dual.bound()
-        excess = np.zeros(self.flat.theta.size)
-        dual.sweep(True, excess)
-        self._offer(self._descend(dual.decode(forward=False)))
-        dual.sweep(False, excess)
-        self._offer(self._descend(dual.decode(forward=True)))
-        self.lower = max(self.lower, dual.bound())
-        return self.flat.split(base + excess)
-
-    def _below(self, at_least: list[Table], threshold: float) -> list[NDArray[np.intp]]:
-        """For each node its state now, and all states that may occur in an assignment below the threshold."""
-        kept = []
-        for bounds, state in zip(at_least, self.states, strict=True):
-            wanted = bounds < threshold
-            wanted[state] = True
-            kept.append(np.flatnonzero(wanted))
-        return kept
-
-    def _solve_rest(self, dual: Dual, kept: list[NDArray[np.intp]]) -> None:
-        """Solve for the states kept, with the costs as moved so far: no other can improve on the cost."""
-        excluded = self.cost
-        rest = dual.moved(kept)
-        try:
-            reduction = reduce_network(rest, self.manner.effort)
-        except Infeasible:
-            self.lower = max(self.lower, excluded)
-            return
-        start = [int(keep.searchsorted(state)) for keep, state in zip(kept, self.states, strict=True)]
-        answer = _solve_parts(reduction.kernel, reduction.project(start), self.manner.untold())
-        states = reduction.expand(answer.states)
-        self._offer([int(keep[state]) for keep, state in zip(kept, states, strict=True)])
-        if answer.bound >= answer.cost:
-            self.lower = max(self.lower, min(excluded, self.cost))
-        else:
-            self.lower = max(self.lower, min(excluded, reduction.constant + answer.bound))
-
-    def _eliminate_over_best(self, at_least: list[Table]) -> bool:
-        """Solve exactly over as many of the most promising states as fit. Returns whether anything improved.
-
-        The answer is either the optimum or proves that no assignment costs less than the states left out.
-        """
-        bounds = np.sort(np.concatenate(at_least))
-        bounds = bounds[bounds < self.cost]
-        for fraction in (math.inf, *constants.FRACTIONS):
-            whole = fraction >= 1.0
-            threshold = (
-                self.cost if whole or not bounds.size else float(bounds[int(fraction * (bounds.size - 1))])
-            )
-            # Fewer states can cost more: where layers keep different ones their tables are no longer equal.
-            kept = self._below(at_least, math.inf if fraction == math.inf else threshold)
-            cells = constants.FINAL_CELLS if whole else constants.PARTIAL_CELLS
-            elimination = self.manner.plan(restricted(self.network, kept), cells)
-            if elimination is None:
-                continue
-            gap = self.cost - self.lower
-            with suppress(Infeasible):
-                states = elimination.run()
-                self._offer([int(keep[state]) for keep, state in zip(kept, states, strict=True)])
-            self.lower = max(self.lower, min(self.cost, threshold))
-            return self.cost - self.lower < (1.0 - constants.CLOSED) * gap
-        return False
-
-    def _offer(self, states: Sequence[int] | Indices) -> None:
-        """Takes the states if they cost less; the exact sum, which takes longer, only where it may matter."""
-        found = np.asarray(states, dtype=np.int64)
-        if sweeps.total_cost(self.flat, found) < self.cost + self.manner.noise:
-            listed = found.tolist()
-            cost = self.network.cost(listed)
-            if cost < self.cost:
-                self.cost, self.states = cost, listed
-
-    def _descend(self, states: Sequence[int] | Indices) -> Indices:
-        """Change one node at a time for the better, until no change helps."""
-        found = np.array(states, dtype=np.int64)
-        sweeps.descend(self.flat, found, self.manner.noise)
-        return found
+    def _answer(self, least: float = 0.0) -> Fitted:
+        limit = self.budget.limit
+        found = self.nearest if self.states is None else self.states
+        states = self.reduction.expand(found.tolist())
+        cost, peak = self.network.cost(states), self.budget.peak_bytes(states)
+        proven = least > limit or self._nothing_fits()
+        lower = max(self.prices.lower, self.rest_bound)
+        bound = math.inf if proven else self.reduction.constant + lower
+        if peak <= limit:
+            bound = min(bound, cost)
+        return Fitted(states, cost, bound, peak, min(least, peak), limit)

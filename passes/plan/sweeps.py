@@ -124,32 +124,6 @@ def total_cost(flat: FlatNetwork, states: Indices) -> float:
 
 
 @compiled
-def descend(flat: FlatNetwork, states: Indices, noise: float) -> None:
-    """Changes one node at a time for the better, until no change gains more than `noise`."""
-    nodes = flat.offsets.size - 1
-    waiting = np.ones(nodes, dtype=np.bool_)
-    changed = True
-    while changed:
-        changed = False
-        for node in range(nodes):
-            if not waiting[node]:
-                continue
-            waiting[node] = False
-            size = flat.offsets[node + 1] - flat.offsets[node]
-            score = flat.theta[flat.offsets[node] : flat.offsets[node + 1]].copy()
-            for entry in range(flat.first[node], flat.first[node + 1]):
-                row = flat.table[entry] + states[flat.other[entry]] * size
-                for state in range(size):
-                    score[state] += flat.pool[row + state]
-            best = score.argmin()
-            if score[best] < score[states[node]] - noise:
-                states[node] = best
-                changed = True
-                for entry in range(flat.first[node], flat.first[node + 1]):
-                    waiting[flat.other[entry]] = True
-
-
-@compiled
 def min_plus(left: Table, right: Table) -> Table:
     """The least of `left[k, i] + right[k, j]` over k, for each i and j."""
     result = np.full((left.shape[1], right.shape[1]), np.inf)

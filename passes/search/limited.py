@@ -8,7 +8,7 @@ needs beyond its count, and goes on, until the evaluator agrees.
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sbp.passes.boxing.paths import Boxings
@@ -17,7 +17,7 @@ from sbp.passes.physical.exposure import Clock
 from sbp.passes.physical.memory import SmallestPeak
 from sbp.passes.physical.missed import missed_loads
 from sbp.passes.plan import constants
-from sbp.passes.plan.budget import Budget, Fitted, Load
+from sbp.passes.plan.budget import Budget, Fitted
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.descent import Descent
 from sbp.passes.plan.effort import Effort
@@ -28,8 +28,7 @@ from sbp.passes.plan.prices import NO_PRICES
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.seeds import SEQUENCE_3, TENSOR, ZERO_3, ZERO_3_ANY, seed_name
-from sbp.passes.plan.solve import Progress
-from sbp.passes.plan.within import LimitedSearch
+from sbp.passes.plan.solve import Progress, Solver
 from sbp.passes.search.pool import PlanCandidate, Pool
 from sbp.passes.search.space import Space
 
@@ -81,8 +80,7 @@ class LimitedSpace(Space):
         model = problem.model()
         super().__init__(model, model.build(), clock, problem.donated, bound)
         self.problem, self.pool = problem, pool
-        self.loads: tuple[Load, ...] = tuple(model.loads)
-        self.counted_bytes, self.prices = problem.limit_bytes, NO_PRICES
+        self.budget, self.prices = Budget(tuple(model.loads), problem.limit_bytes), NO_PRICES
         self.room_model: RoomModel = model
 
     # The cheapest that fits.
@@ -90,9 +88,8 @@ class LimitedSpace(Space):
     def fit(self, base: PlanCandidate, effort: Effort) -> PlanCandidate | SmallestPeak:
         """The cheapest plan found that keeps the limit, proven against the bound of all that do; or what is
         nearest to it."""
-        budget, limit = Budget(self.loads, self.problem.limit_bytes), self.problem.limit_bytes
-        own = self.allowed(effort, constants.STARTS_SECONDS)
-        starts = priced_starts(self.room_model, self.network, budget, base.assignment, own)
+        limit, own = self.problem.limit_bytes, self.allowed(effort, constants.STARTS_SECONDS)
+        starts = priced_starts(self.room_model, self.network, self.budget, base.assignment, own)
         for states in starts:
             self.pool.add(self.look(states, "at prices"))
         search = self.begun(base, starts, limit, self.allowed(effort, constants.SEARCH_SECONDS))
@@ -122,10 +119,10 @@ class LimitedSpace(Space):
 
     def begun(
         self, base: PlanCandidate, starts: Sequence[tuple[int, ...]], counted: float, effort: Effort
-    ) -> LimitedSearch:
+    ) -> Solver:
         """A search that counts so many bytes, with what it begins at."""
-        budget, progress = Budget(self.loads, counted), self.problem.progress
-        search = LimitedSearch(self.exposed(self.best(base)), budget, effort, progress, constants.CLOSE)
+        budget, progress = replace(self.budget, limit=counted), self.problem.progress
+        search = Solver(self.exposed(self.best(base)), budget, effort, progress, constants.CLOSE)
         with suppress(Infeasible):  # it may be of fewer signatures
             search.start_from(states_of(self.model, self.network, base.assignment))
         for states in starts:
@@ -172,35 +169,38 @@ class LimitedSpace(Space):
             return None
         return self.pool.add(self.look(found.states, source))
 
-    def with_more(self, search: LimitedSearch, fitted: PlanCandidate, effort: Effort) -> PlanCandidate:
+    def with_more(self, search: Solver, fitted: PlanCandidate, effort: Effort) -> PlanCandidate:
         """A plan that fits, or a cheaper one where the search counts more than the evaluator.
 
         What is explored begins where the search has ended.
         """
-        counted, limit = search.budget.limit, self.problem.limit_bytes
+        budget, limit = search.budget, self.problem.limit_bytes
         if fitted.memory_bytes < (1.0 - constants.FREE_PART) * limit and not effort.is_spent:
-            target = counted * (1.0 - constants.MARGIN) * limit / fitted.memory_bytes
+            target = budget.limit * (1.0 - constants.MARGIN) * limit / fitted.memory_bytes
             found = search.go_on(target, self.allowed(effort, constants.TRY_SECONDS))
             more = (self.tried(found, "the cheapest that fits") if found.fits else None) or fitted
             if self.pool.fits(more) and more.times.step_seconds < fitted.times.step_seconds:
-                counted, fitted = search.budget.limit, more
-        self.loads, self.counted_bytes, self.prices = search.budget.loads, counted, search.prices.found()
+                budget, fitted = search.budget, more
+        self.budget, self.prices = budget, search.prices.found()
         return fitted
 
     def smallest(
-        self, search: LimitedSearch, starts: Sequence[tuple[int, ...]], effort: Effort
+        self, search: Solver, starts: Sequence[tuple[int, ...]], effort: Effort
     ) -> PlanCandidate | SmallestPeak:
         """The smallest peak, where nothing was found that fits; it may fit after all."""
         effort = Effort(effort.count)  # a refusal has to be sure
         least = search.smallest(effort.at_most(constants.TRY_SECONDS))
         # Of all that have about this peak a cheap one: nothing in it is larger than it must be.
         near = search.go_on((1.0 + constants.CLOSE) * least.peak_bytes, effort.at_most(constants.TRY_SECONDS))
-        self.loads, self.prices = search.budget.loads, search.prices.found()
+        self.budget, self.prices = (
+            replace(search.budget, limit=self.problem.limit_bytes),
+            search.prices.found(),
+        )
         found = [least.states, near.states, *dict.fromkeys(starts)]
         tried = [self.look(x, "the smallest peak") for x in found if math.isfinite(self.network.cost(x))]
         for use in FITTING:
             seed = (use,) * self.model.c.placement.ndim
-            costs = self.prices.charged(self.restricted(seed), self.loads)
+            costs = self.prices.charged(self.restricted(seed), self.budget.loads)
             own = self.allowed(effort, constants.TRY_SECONDS)
             tried += [x for x in [self.solved(costs, seed_name(seed), own)] if x is not None]
         tried.sort(key=lambda x: x.memory_bytes)
@@ -217,9 +217,8 @@ class LimitedSpace(Space):
     @cached_property
     def descent(self) -> Descent:
         """Looks for plans near known ones that keep the limit, as it is counted."""
-        budget = Budget(self.loads, self.counted_bytes)
-        charged = self.prices.charged(self.network.unary, self.loads)
-        return Descent(self.network, self.exposure.kinds, budget, charged)
+        charged = self.prices.charged(self.network.unary, self.budget.loads)
+        return Descent(self.network, self.exposure.kinds, self.budget, charged)
 
     def counted_limit(self, at: PlanCandidate) -> float | None:
         """As much as keeps the limit there by the evaluator, which counts otherwise."""
@@ -228,7 +227,7 @@ class LimitedSpace(Space):
 
     def counted(self, states: Sequence[int]) -> float:
         """The bytes at the peak, as the search counts them."""
-        return Budget(self.loads, math.inf).peak_bytes(states)
+        return self.budget.peak_bytes(states)
 
     def best(self, other: PlanCandidate) -> PlanCandidate:
         """The plan of this space with the shortest step; another one where there is none."""

@@ -20,7 +20,7 @@ from sbp.passes.plan import constants
 from sbp.passes.plan.bounds import least_seconds
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.grouped import axes_alike, axis_groups
+from sbp.passes.plan.grouped import axes_alike, axis_groups, costs_alike
 from sbp.passes.plan.indexed import IndexedNetwork
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
 from sbp.passes.plan.narrow import solve_indexed
@@ -159,6 +159,11 @@ class Search:
         if space is None:
             self.is_large = self.overlaps(base)
             return
+        if base.assignment.seconds > self.bound * (1.0 + constants.CLOSE):
+            costs = costs_alike(space.model.states, space.network.unary)
+            found = space.solved(costs, "the same along all axes", self.allowed(constants.EXPLORE_SECONDS))
+            if found is not None:
+                self.pool.add(found)
         base, effort = replace(base, states=tuple(space.cheapest)), self.allowed(constants.EXPLORE_SECONDS)
         # Of groups of axes the first is the outer one.
         outer = 1 if space.model.c is self.candidates else len(self.groups[0])

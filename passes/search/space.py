@@ -78,7 +78,7 @@ class Space:
         network = CostNetwork(unary, self.network.edges)
         folded = fold_if_alike(network if shares is None else self.exposure.weighted(shares, unary))
         try:
-            found = solve(folded.network, effort=effort, proves=False)
+            found = solve(folded.network, effort=effort)
         except Infeasible:
             return None
         return self.look_once(folded.expand(found.states), source, shares)

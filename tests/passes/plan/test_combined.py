@@ -12,7 +12,7 @@ from sbp.passes.plan.budget import Budget, Load
 from sbp.passes.plan.combined import Known, cheapest_states, together
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.network import CostNetwork
-from sbp.passes.plan.within import LimitedSearch
+from sbp.passes.plan.solve import Solver
 
 LAYERS, WIDTH = 20, 5
 KEEPS, SAVES = 0, 1
@@ -36,7 +36,7 @@ def layers() -> tuple[CostNetwork, tuple[Load, ...]]:
 def test_some_layers_are_as_in_one_and_some_as_in_the_other() -> None:
     network, loads = layers()
     limit = (2.0 * 13 + 1.0 * 7) * WIDTH
-    search = LimitedSearch(network, Budget(loads, limit))
+    search = Solver(network, Budget(loads, limit))
     for state in (KEEPS, SAVES):
         search.start_from([state] * (LAYERS * WIDTH))
     assert search.cost + search.reduction.constant <= 2.0 * LAYERS * WIDTH
@@ -49,7 +49,7 @@ def test_some_layers_are_as_in_one_and_some_as_in_the_other() -> None:
 
 def test_what_was_together_is_not_brought_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
     network, loads = layers()
-    search = LimitedSearch(network, Budget(loads, 1.5 * LAYERS * WIDTH))
+    search = Solver(network, Budget(loads, 1.5 * LAYERS * WIDTH))
     for state in (KEEPS, SAVES):
         search.start_from([state] * (LAYERS * WIDTH))
     looked: list[int] = []
@@ -65,7 +65,7 @@ def test_what_was_together_is_not_brought_together_again(monkeypatch: pytest.Mon
 
 def test_a_limit_on_time_leaves_out_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     network, loads = layers()
-    search = LimitedSearch(network, Budget(loads, 1.5 * LAYERS * WIDTH), Effort().at_most(10.0))
+    search = Solver(network, Budget(loads, 1.5 * LAYERS * WIDTH), Effort().at_most(10.0))
     for state in (KEEPS, SAVES):
         search.start_from([state] * (LAYERS * WIDTH))
     looked: list[int] = []
@@ -84,7 +84,7 @@ def test_what_is_impossible_together_is_left() -> None:
     edges = tuple((i, j, rng.random((4, 4)) + first) for i in range(6) for j in range(i + 1, 6))
     network = CostNetwork(tuple(rng.random(4) for _ in range(6)), edges)
     loads = tuple(Load(k, 0, 1, np.array([0.0, 1.0, 2.0, 3.0])) for k in range(6))
-    search = LimitedSearch(network, Budget(loads, 9.0))
+    search = Solver(network, Budget(loads, 9.0))
     assert search.flat.turn.size == 6
     alone = [np.zeros(search.flat.turn.size, dtype=np.int64)]
     search._best_among(alone, alone)

@@ -15,8 +15,7 @@ from sbp.passes.plan.model import Model
 from sbp.passes.plan.parts import restricted
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.plan.room import RoomModel
-from sbp.passes.plan.solve import solve
-from sbp.passes.plan.within import solve_within
+from sbp.passes.plan.solve import solve, solve_within
 from sbp.passes.program.trace import trace
 from tests.passes.plan.test_optimal import problem
 

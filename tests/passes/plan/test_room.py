@@ -13,9 +13,8 @@ from sbp.passes.plan.budget import Budget
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.model import Model
 from sbp.passes.plan.room import RoomModel
-from sbp.passes.plan.solve import solve
+from sbp.passes.plan.solve import Solver, solve, solve_within
 from sbp.passes.plan.traffic import OperandCopy
-from sbp.passes.plan.within import LimitedSearch, solve_within
 from sbp.passes.program.trace import trace
 from sbp.signature import Split
 from tests.passes.plan.test_optimal import problem
@@ -78,7 +77,7 @@ def test_a_search_goes_on_under_another_limit() -> None:
     network = model.build()
     loads = tuple(model.loads)
     everything = Budget(loads, np.inf).peak_bytes(solve(network).states)
-    search = LimitedSearch(network, Budget(loads, everything), Effort().at_most(2.0), good_gap=0.01)
+    search = Solver(network, Budget(loads, everything), Effort().at_most(2.0), good_gap=0.01)
     assert search.run().fits
     again = search.go_on(0.95 * everything, Effort().at_most(2.0))
     alone = solve_within(

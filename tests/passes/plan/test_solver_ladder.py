@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sbp.passes.plan import constants
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.eliminate import plan_elimination
 from sbp.passes.plan.network import CostNetwork, Table
@@ -221,7 +222,7 @@ def test_twelve_layers_are_solved_to_the_optimum(layers: int, axes: int, width: 
     assert len(network.unary) > 3900
     assert max(theta.size for theta in network.unary) == 7**axes
     answer = solve(network)
-    assert answer.gap == 0.0
+    assert answer.gap <= constants.PROVEN
     assert network.cost(answer.states) == answer.cost
 
 
@@ -235,7 +236,7 @@ def test_one_axis_agrees_with_plain_elimination() -> None:
 @pytest.mark.full
 def test_two_axes_agree_with_plain_elimination() -> None:
     network = ladder(1, 2, 4096.0, 32768.0)
-    plain = plan_elimination(network, max_cells=2e9, max_result_cells=1e8)
+    plain = plan_elimination(network, max_cells=2e9)
     assert plain is not None
     assert solve(network).cost == pytest.approx(network.cost(plain.run()), rel=1e-12)
 

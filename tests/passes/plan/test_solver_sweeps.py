@@ -124,22 +124,13 @@ def test_decode(forward: bool) -> None:
         assert states.tolist() == plain
 
 
-def test_costs_and_descent() -> None:
+def test_costs() -> None:
     for seed in SEEDS:
         network = random_network(seed, 0.1)
-        flat = flat_network(network)
         rng = np.random.default_rng(seed)
         states = np.array([rng.integers(theta.size) for theta in network.unary])
-        before = network.cost(states.tolist())
-        assert sweeps.total_cost(flat, states) == pytest.approx(before)
-        sweeps.descend(flat, states, 0.0)
-        cost = network.cost(states.tolist())
-        assert cost <= before
-        for node, theta in enumerate(network.unary):
-            for state in range(theta.size):
-                other = states.copy()
-                other[node] = state
-                assert network.cost(other.tolist()) >= cost - 1e-12
+        total = sweeps.total_cost(flat_network(network), states)
+        assert total == pytest.approx(network.cost(states.tolist()))
 
 
 def test_products_and_replacements() -> None:

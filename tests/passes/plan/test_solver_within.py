@@ -8,14 +8,14 @@ import math
 import numpy as np
 import pytest
 
-from sbp.passes.plan import constants, forests, sweeps, within
+from sbp.passes.plan import constants, forests, sweeps
 from sbp.passes.plan.budget import Budget, FlatBudget, Load, flat_budget
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.every import cheapest_of_all
 from sbp.passes.plan.flat import flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible
 from sbp.passes.plan.reduce import reduce_network
-from sbp.passes.plan.within import LimitedSearch, solve_within
+from sbp.passes.plan.solve import Solver, solve_within
 from tests.passes.plan.brute import brute_force, brute_force_within
 from tests.passes.plan.budgets import feasible_problems, problem
 
@@ -70,6 +70,24 @@ def test_search_against_enumeration(tightness: float, monkeypatch: pytest.Monkey
             found_best += found.peak_bytes <= best.peak_bytes + 1e-9
     assert found_best >= 0.9 * len(problems)
     assert closed > 0
+
+
+def test_states_that_cost_too_much_go_and_bounds_hold_under_another_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(constants, "COMPARED_CELLS", 0)
+    monkeypatch.setattr(constants, "STALLED_ROUNDS", 1)
+    alone = 0
+    for network, budget in feasible_problems(0.7, 40):
+        search = Solver(network, budget)
+        search.run()
+        alone += search.rest_bound > -math.inf
+        for part in (1.2, 0.9):
+            other = Budget(budget.loads, part * budget.limit)
+            best, found = brute_force_within(network, other), search.go_on(other.limit, Effort())
+            assert not best.fits or found.bound <= best.cost + 1e-9
+            assert not found.fits or found.cost >= best.cost - 1e-9
+    assert alone > 2
 
 
 def test_a_loose_budget_changes_nothing() -> None:
@@ -212,7 +230,7 @@ def test_moves_begin_where_there_is_too_much() -> None:
 def test_a_search_begins_where_it_is_told_to() -> None:
     network, budget = problem(5, 0.9)
     best = brute_force_within(network, budget)
-    search = within.LimitedSearch(network, budget)
+    search = Solver(network, budget)
     search.start_from(best.states)
     assert search.reduction.constant + search.cost == pytest.approx(best.cost) or not best.fits
     found = search.run()
@@ -224,7 +242,7 @@ def test_what_is_taken_at_some_times_leaves_less_room_then() -> None:
     network = CostNetwork((np.array([0.0, 2.0]), np.array([0.0, 3.0]), np.array([0.0, 5.0])), ())
     sizes = np.array([4.0, 1.0])
     loads = (Load(0, 0, 2, sizes), Load(1, 10, 11, sizes), Load(1, 20, 21, sizes), Load(2, 30, 32, sizes))
-    search = LimitedSearch(network, Budget(loads, 5.0))
+    search = Solver(network, Budget(loads, 5.0))
     assert search.run().states == (0, 0, 0)
     found = search.go_on(5.0, Effort(), (Load(-1, 31, 32, np.array([3.0])),))
     assert found.states[0] == 0 and found.states[2] == 1 and found.cost == found.bound
@@ -236,7 +254,7 @@ def test_what_nodes_have_beside_that_is_taken_too() -> None:
     network = CostNetwork((np.array([0.0, 2.0]), np.array([0.0, 3.0]), np.array([0.0, 5.0])), ())
     sizes = np.array([4.0, 1.0])
     loads = (Load(0, 0, 2, sizes), Load(1, 10, 11, sizes), Load(2, 20, 21, sizes))
-    search = LimitedSearch(network, Budget(loads, 5.0))
+    search = Solver(network, Budget(loads, 5.0))
     assert search.run().states == (0, 0, 0)
     # At a time that nothing was known of; both together are too large there.
     found = search.go_on(5.0, Effort(), (Load(0, 30, 32, sizes), Load(1, 31, 33, sizes)))
@@ -251,7 +269,7 @@ def test_where_it_began_is_known_under_another_limit(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(constants, "COMPARED_CELLS", 0)
     network = CostNetwork(tuple(np.array([0.0, 2.0 + k]) for k in range(6)), ())
     loads = tuple(Load(k, 0, 1, np.array([4.0, 1.0])) for k in range(6))
-    search = LimitedSearch(network, Budget(loads, 24.0))
+    search = Solver(network, Budget(loads, 24.0))
     search.start_from((1, 1, 1, 1, 0, 0))
     assert search.run().states == (0,) * 6
     found = search.go_on(12.0, Effort().at_most(0.0))

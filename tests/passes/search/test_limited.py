@@ -15,7 +15,7 @@ from sbp.passes.physical.exposure import Clock, Exposure
 from sbp.passes.physical.memory import SmallestPeak
 from sbp.passes.physical.merged import merge_ops
 from sbp.passes.plan import constants
-from sbp.passes.plan.budget import Budget, Load
+from sbp.passes.plan.budget import Load
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.every import all_costs
 from sbp.passes.plan.model import Model
@@ -141,7 +141,7 @@ def test_less_is_counted_until_a_plan_fits() -> None:
     base, limit = space.look(solve(space.network).states, "any"), space.problem.limit_bytes
     space.pool.fits = lambda _: len(space.pool.candidates) > 2  # type: ignore[method-assign]
     found = space.lowered(base, (), limit, Effort())
-    assert found in space.pool.candidates and space.counted_bytes < (1.0 - constants.MARGIN) * limit
+    assert found in space.pool.candidates and space.budget.limit < (1.0 - constants.MARGIN) * limit
     space.pool.fits = lambda _: False  # type: ignore[method-assign]
     assert space.lowered(base, (), limit, Effort()) is None
 
@@ -161,7 +161,7 @@ def test_near_a_plan_as_much_counts_as_keeps_the_limit_there() -> None:
     """What the search counts of a plan stands to its limit as what the evaluator says does to the user's."""
     space = space_of(chain, HARDWARE, 0.5)
     at = space.look(solve(space.network).states, "any")
-    limit, budget = space.counted_limit(at), Budget(space.loads, math.inf)
+    limit, budget = space.counted_limit(at), space.budget
     assert limit is not None and at.memory_bytes > space.problem.limit_bytes
     counted, needed = limit / budget.peak_bytes(at.states), space.problem.limit_bytes / at.memory_bytes
     assert counted == pytest.approx(needed, rel=0.01) and counted <= needed
