@@ -6,17 +6,12 @@ model of the strategies that do the same along all axes of a group has such plan
 axes. With what ops have in the cheapest plan beside these it has the plans near that one too.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TypeAlias
 
 from sbp.hardware.catalogue import Hardware
 from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.model import ChosenSignatures
-from sbp.passes.plan.network import Table
 from sbp.placement import Placement
 from sbp.signature import NdSbp
 
@@ -36,26 +31,6 @@ def axis_groups(placement: Placement, hardware: Hardware) -> AxisGroups:
     outer = sum(any(hardware.link([int(r) for r in g]) != host for g in placement.groups((a,))) for a in axes)
     outer = outer if 0 < outer < placement.ndim else 1
     return tuple(group for group in (tuple(axes[:outer]), tuple(axes[outer:])) if group)
-
-
-def costs_alike(states: Sequence[Sequence[Any]], unary: Sequence[Table]) -> tuple[Table, ...]:
-    """What states of a model cost, infinite where they do not do the same along all axes.
-
-    Arguments:
-      states: of the model's variables. Those of which no state does keep all.
-    """
-    wanted: dict[int, NDArray[np.bool_]] = {}
-    for each in states:
-        if id(each) not in wanted:
-            alike = np.array([all(nd == nd[:1] * len(nd) for nd in _signatures(x)) for x in each])
-            wanted[id(each)] = alike if alike.any() else ~alike
-    return tuple(np.where(wanted[id(x)], u, np.inf) for x, u in zip(states, unary, strict=True))
-
-
-def _signatures(state: Any) -> tuple[NdSbp, ...]:
-    if isinstance(state, Strategy):
-        return *state.operands, *state.results
-    return () if state is None else (state,)
 
 
 def axes_alike(

@@ -20,7 +20,7 @@ from sbp.passes.plan import constants
 from sbp.passes.plan.bounds import least_seconds
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.grouped import axes_alike, axis_groups, costs_alike
+from sbp.passes.plan.grouped import axes_alike, axis_groups
 from sbp.passes.plan.indexed import IndexedNetwork
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
 from sbp.passes.plan.narrow import solve_indexed
@@ -78,7 +78,7 @@ class Search:
             self.explore(space, base)
         except CutOff:
             self.bound = least_seconds(self.candidates, self.boxings)
-        if self.effort.count.is_cut:
+        if self.effort.count.is_cut or not self.is_proven(base):
             self.add_floor(base)
         fastest = self.pool.best
         assert fastest is not None
@@ -118,6 +118,10 @@ class Search:
         if not self.overlaps(base):
             return None, base
         return self.space(model, network, base), base
+
+    def is_proven(self, base: PlanCandidate | None) -> bool:
+        """Whether nothing is much cheaper than the cheapest plan found."""
+        return base is not None and base.assignment.seconds <= (1.0 + constants.CLOSE) * self.bound
 
     def overlaps(self, base: PlanCandidate) -> bool:
         """Whether any collective may run beside kernels."""
@@ -159,11 +163,6 @@ class Search:
         if space is None:
             self.is_large = self.overlaps(base)
             return
-        if base.assignment.seconds > self.bound * (1.0 + constants.CLOSE):
-            costs = costs_alike(space.model.states, space.network.unary)
-            found = space.solved(costs, "the same along all axes", self.allowed(constants.EXPLORE_SECONDS))
-            if found is not None:
-                self.pool.add(found)
         base, effort = replace(base, states=tuple(space.cheapest)), self.allowed(constants.EXPLORE_SECONDS)
         # Of groups of axes the first is the outer one.
         outer = 1 if space.model.c is self.candidates else len(self.groups[0])

@@ -1,6 +1,7 @@
 """A limit on time cuts a search off; the plan says so, and is no worse than what people write by hand."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -78,6 +79,25 @@ def test_a_plan_in_no_time_says_so_and_is_no_worse_than_layouts_by_name(question
     assert cut.bound <= best.seconds
     said = "the search was cut off by Options(time_limit=0): a faster plan may be found with more"
     assert said in cut.notes and cut.cut_short and not best.cut_short
+
+
+def test_layouts_by_name_are_looked_at_where_the_cheapest_plan_is_not_proven(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    solved, answer, sources = search.solve_indexed, search.Search.answer, list[set[str]]()
+
+    def heard(self: search.Search, *given: Any) -> Any:
+        sources.append({x.source for x in self.pool.candidates})
+        return answer(self, *given)
+
+    monkeypatch.setattr(search.Search, "answer", heard)
+    monkeypatch.setattr(search.Search, "explore", lambda *_: None)
+    planned()
+    unproven = lambda *given, **terms: replace(solved(*given, **terms), bound=0.0)  # noqa: E731
+    monkeypatch.setattr(search, "solve_indexed", unproven)
+    assert not planned().cut_short
+    assert sources[0] == {"the cheapest plan"}
+    assert {"the cheapest plan", "data", "ZeRO-3", "tensor", "data x tensor"} <= sources[1]
 
 
 def test_a_limit_that_nothing_reaches_changes_nothing() -> None:
