@@ -107,7 +107,8 @@ class Known:
         self.states = [self.states[k] for k in order]
         among = list[Indices]()
         for states in [*([] if best is None else [best]), *self.states]:
-            if len(among) < constants.TOGETHER and all((states != x).mean() > constants.APART for x in among):
+            far = constants.APART * states.size
+            if len(among) < constants.TOGETHER and all(np.count_nonzero(states != x) > far for x in among):
                 among.append(states)
         keys = {x.tobytes() for x in among}
         if keys <= self.last:

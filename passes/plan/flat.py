@@ -57,7 +57,7 @@ class FlatNetwork(NamedTuple):
 
     def split(self, values: Table) -> list[Table]:
         """Views of an array over all states, one per node."""
-        return np.split(values, self.offsets[1:-1])
+        return np.split(values, self.offsets[1:-1])[: self.turn.size]
 
     def filled(self, ceiling: float) -> FlatNetwork:
         """With finite costs only: infinite ones are `ceiling` above the least of their node or table."""

@@ -14,7 +14,6 @@ from sbp.passes.plan import constants, forests, sweeps
 from sbp.passes.plan.budget import Budget, Fitted, Load, flat_budget
 from sbp.passes.plan.combined import Known, Together, cheapest_states, on_states, together
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.every import cheapest_of_all
 from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.improving import Improving
 from sbp.passes.plan.network import CostNetwork, Infeasible, Solution
@@ -160,9 +159,6 @@ class Solver(Improving):
 
     def run(self) -> Fitted:
         """The answer."""
-        cells = (self.flat_budget.room.size + self.flat.twin.size + 1) * math.prod(self.flat.sizes.tolist())
-        if not self.flat.turn.size or cells <= constants.COMPARED_CELLS:
-            return self._best_of_all()
         self._combine()
         self._rounds()
         least = 0.0
@@ -293,12 +289,6 @@ class Solver(Improving):
         """Goes on with other effort."""
         self.effort = effort
         self.peaks = effort.part(1.0 - constants.PART_SHARE)
-
-    def _best_of_all(self) -> Fitted:
-        """Every combination of states, where these are few."""
-        states, cost, over = cheapest_of_all(self.flat, self.flat_budget, self.finite, self.budget.limit)
-        self.states, self.prices.lower = states, cost if over <= 0.0 else math.inf
-        return self._answer(self.budget.limit + over)
 
     def _progressed(self, before: tuple[float, float]) -> bool:
         cost, lower = before
