@@ -72,12 +72,24 @@ class Budget:
         sizes = np.concatenate([np.zeros(0), *(load.bytes for load in alive)])
         return times, *at, _times(alive, "node"), np.cumsum(lengths) - lengths, sizes
 
+    def alive(self, states: Indices) -> Table:
+        """What is alive from each of the times on, `[times, assignments]`.
+
+        Arguments:
+          states: `[nodes, assignments]`.
+        """
+        times, start, end, nodes, first, sizes = self._arrays
+        of_nobody = np.zeros((1, states.shape[1]), dtype=np.int64)  # the last: node -1
+        chosen = sizes[first[:, None] + np.vstack([states, of_nobody])[nodes]]
+        change = np.zeros((times.size, states.shape[1]))
+        np.add.at(change, start, chosen)
+        np.subtract.at(change, end, chosen)
+        return np.cumsum(change, axis=0)
+
     def course(self, states: Sequence[int]) -> list[tuple[int, float]]:
         """The times at which something begins or ends under these states, and what is alive from there on."""
-        times, start, end, nodes, first, sizes = self._arrays
-        chosen = sizes[first + np.where(nodes < 0, 0, np.asarray([*states, 0])[nodes])]
-        change = np.bincount(start, chosen, times.size) - np.bincount(end, chosen, times.size)
-        return list(zip(times.tolist(), np.cumsum(change).tolist(), strict=True))
+        alive = self.alive(np.array(states, dtype=np.int64)[:, None])[:, 0]
+        return list(zip(self._arrays[0].tolist(), alive.tolist(), strict=True))
 
     def peak_bytes(self, states: Sequence[int], start: float = -math.inf, end: float = math.inf) -> float:
         """The most that lives at once under these states, of all times or those from `start` until `end`."""

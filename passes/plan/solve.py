@@ -14,6 +14,7 @@ from sbp.passes.plan import constants, forests, sweeps
 from sbp.passes.plan.budget import Budget, Fitted, Load, flat_budget
 from sbp.passes.plan.combined import Known, Together, cheapest_states, on_states, together
 from sbp.passes.plan.effort import Effort
+from sbp.passes.plan.every import all_costs
 from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.improving import Improving
 from sbp.passes.plan.network import CostNetwork, Infeasible, Solution
@@ -159,6 +160,9 @@ class Solver(Improving):
 
     def run(self) -> Fitted:
         """The answer."""
+        cells = (self.flat_budget.room.size + self.flat.twin.size + 1) * math.prod(self.flat.sizes.tolist())
+        if cells <= constants.COMPARED_CELLS:
+            return self._best_of_all()
         self._combine()
         self._rounds()
         least = 0.0
@@ -289,6 +293,18 @@ class Solver(Improving):
         """Goes on with other effort."""
         self.effort = effort
         self.peaks = effort.part(1.0 - constants.PART_SHARE)
+
+    def _best_of_all(self) -> Fitted:
+        """Every combination of states, where these are few."""
+        states, costs = all_costs(self.reduction.kernel)
+        over = Budget(self.loads, 0.0).alive(states).max(axis=0, initial=0.0) - self.budget.limit
+        possible = np.isfinite(costs)
+        if not possible.any():
+            raise Infeasible()
+        least = float(over[possible].min())
+        best = int(np.where(possible & (over <= max(least, 0.0)), costs, np.inf).argmin())
+        self.states, self.prices.lower = states[:, best], float(costs[best]) if least <= 0.0 else math.inf
+        return self._answer(self.budget.limit + least)
 
     def _progressed(self, before: tuple[float, float]) -> bool:
         cost, lower = before

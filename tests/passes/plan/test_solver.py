@@ -87,7 +87,8 @@ def eliminated(network: CostNetwork) -> float:
 
 
 def search_only(monkeypatch: pytest.MonkeyPatch, cells: float = 0.0) -> None:
-    """Make the solver search where it would eliminate at once."""
+    """Make the solver search where it would eliminate at once, or compare all combinations."""
+    monkeypatch.setattr(constants, "COMPARED_CELLS", 0)
     monkeypatch.setattr(constants, "ELIMINATED_CELLS", cells)
 
 
