@@ -18,6 +18,7 @@ from sbp.options import FOLLOW, Options
 from sbp.passes.chain import compile_plan
 from sbp.passes.explain.constraint_gaps import cost_notes
 from sbp.passes.face import with_writer
+from sbp.passes.passing import collector_paused
 from sbp.passes.pipeline.schedule_choice import unstaged
 from sbp.passes.plan.constraints import Constrained, Ignored, apply_constraints
 from sbp.passes.plan.pins import check_annotations
@@ -152,6 +153,7 @@ def _traced(fn: Callable[..., PyTree], call: Call, avals: Sequence[arguments.Abs
     return _traced_as(fn, call, avals, [None] * len(types))
 
 
+@collector_paused()
 def _traced_as(
     fn: Callable[..., PyTree],
     call: Call,
