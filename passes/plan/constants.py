@@ -165,8 +165,10 @@ PEAK_ROUNDS = 60
 """For the smallest peak, at the most."""
 PEAK_SHARPNESS = 8.0
 """How strongly times near the peak are weighted at first: e to this power against empty ones."""
-PRICES_TRIED = 7
+PRICES_TRIED = 4
 """To begin with: prices at which the fastest plan's ops are solved for,"""
+MOST_PRICES = 7
+"""or so many while no answer keeps the limit;"""
 FIRST_PRICE = 0.3
 """the first of which makes the bytes that are too many cost this part of the plan (half: steps up to 4.7 %
 longer, work 7 % more; double: steps up to 4.7 % longer, work 7 % more),"""

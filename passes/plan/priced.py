@@ -70,8 +70,8 @@ def _starts_among(
 
     lines, least = {dear: line(dear)}, math.inf
     price = constants.FIRST_PRICE * abs(fastest.seconds) / max(over, 1.0)
-    for _ in range(constants.PRICES_TRIED if over > 0.0 else 0):
-        if small is not None and effort.is_spent:
+    for tried in range(constants.MOST_PRICES if over > 0.0 else 0):
+        if small is not None and (effort.is_spent or tried >= constants.PRICES_TRIED):
             break
         prices = TimePrices(busy, np.full(busy.size, price / busy.size))
         states = solved(prices, Effort(effort.count) if small is None else effort)

@@ -72,7 +72,8 @@ class Explorer:
         effort: Effort,
     ) -> None:
         self.space, self.pool, self.base, self.effort = space, pool, base, effort
-        self.seeds, self.turns = list(seeds), 0
+        # What is begun is ended: else a turn would depend on how many follow.
+        self.seeds, self.turns, self.no_end = list(seeds), 0, Effort(effort.count)
         self.began, self.solved_seconds = effort.count.seconds, 0.0
         # A whole solution takes about as long as the first did.
         self.leaps = space.solves and self.began <= constants.EXPLORE_SECONDS
@@ -81,6 +82,8 @@ class Explorer:
         self.chains += [PlanChain(name, free, x, x) for name, x in known.items() if x is not base]
         self.crossover, self.parts, self.tried = Crossover(space.network), list[Part](), set[Part]()
         self.near, self.known, self.looks_near, self.random = base, 0, 0, np.random.default_rng(0)
+        self.first: PlanCandidate | None = None
+        """The best plan of the first round, where others followed."""
 
     def run(self, fewest: int, most: int, times: float = 1.0) -> None:
         """Takes turns until the effort is spent, or nothing is left.
@@ -99,6 +102,7 @@ class Explorer:
             if self.turns >= fewest and done >= times:
                 return
             if done >= length:
+                self.first = self.first or self.pool.best
                 length, crosses = 2.0 * length, True
             if crosses and self.turns >= fewest and done >= constants.TURNS_PART * length:
                 crosses = self.cross(self.best)
@@ -170,7 +174,7 @@ class Explorer:
         if leaps:
             found = self.solved(chain.unary, chain.name, shares)
         if found is None:
-            found = s.near(chain.unary, shares, chain.at, chain.name, self.effort)
+            found = s.near(chain.unary, shares, chain.at, chain.name, self.no_end)
         if found is None and self.may_solve and not leaps:
             found = self.solved(chain.unary, chain.name, shares)
         return found
@@ -187,15 +191,15 @@ class Explorer:
     ) -> PlanCandidate | None:
         """The cheapest plan of all, and what it took."""
         before = self.effort.count.seconds
-        found = self.space.solved(unary, source, Effort(self.effort.count), shares)
+        found = self.space.solved(unary, source, self.no_end.at_most(constants.TRY_SECONDS), shares)
         self.solved_seconds += self.effort.count.seconds - before
         return found
 
     @property
     def own(self) -> list[PlanCandidate]:
-        """The plans of this space, the shortest first."""
+        """The plans of this space, the shortest first; last what cannot be the answer."""
         known = (x for x in self.pool.candidates if x.states in self.space.seen)
-        return sorted((self.base, *known), key=lambda x: x.times.step_seconds)
+        return sorted((self.base, *known), key=self.pool.rank)
 
     @property
     def best(self) -> PlanCandidate:
@@ -219,7 +223,7 @@ class Explorer:
         before = best.shares or dict.fromkeys(s.exposure.shares(best.times), 1.0)
         noise = np.exp(constants.TIE * self.random.standard_normal(len(before)))
         shares = {g: x * float(y) for (g, x), y in zip(before.items(), noise, strict=True)}
-        return self.took(s.near(s.network.unary, shares, best, "near the best", self.effort))
+        return self.took(s.near(s.network.unary, shares, best, "near the best", self.no_end))
 
     def cross(self, best: PlanCandidate) -> bool:
         """The best plan with a part of another one that was not tried, if there is one."""

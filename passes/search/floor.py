@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.exposure import Clock
+from sbp.passes.plan import constants
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.grouped import axes_alike
@@ -65,6 +66,6 @@ def add_floor(pool: Pool, clock: Clock, asked: Boundary, donated: tuple[int, ...
         (space.network.unary, "the cheapest of few signatures"),
         *((space.restricted(seed), seed_name(seed)) for seed in dict.fromkeys(seeds)),
     ):
-        found = space.solved(unary, name, Effort())
+        found = space.solved(unary, name, Effort().at_most(constants.TRY_SECONDS))
         if found is not None:
             pool.add(found)

@@ -114,7 +114,7 @@ class LimitedSpace(Space):
             fitted = self.lowered(base, starts, limit**2 / began.memory_bytes, effort)
             if fitted is not None:
                 return fitted
-        other = self.smallest(search, starts, effort)
+        other = self.smallest(search, effort)
         return other if fitted is None or isinstance(other, PlanCandidate) else fitted
 
     def begun(
@@ -184,9 +184,7 @@ class LimitedSpace(Space):
         self.budget, self.prices = budget, search.prices.found()
         return fitted
 
-    def smallest(
-        self, search: Solver, starts: Sequence[tuple[int, ...]], effort: Effort
-    ) -> PlanCandidate | SmallestPeak:
+    def smallest(self, search: Solver, effort: Effort) -> PlanCandidate | SmallestPeak:
         """The smallest peak, where nothing was found that fits; it may fit after all."""
         effort = Effort(effort.count)  # a refusal has to be sure
         least = search.smallest(effort.at_most(constants.TRY_SECONDS))
@@ -196,18 +194,18 @@ class LimitedSpace(Space):
             replace(search.budget, limit=self.problem.limit_bytes),
             search.prices.found(),
         )
-        found = [least.states, near.states, *dict.fromkeys(starts)]
-        tried = [self.look(x, "the smallest peak") for x in found if math.isfinite(self.network.cost(x))]
+        tried = [self.look_once(x, "the smallest peak") for x in (least.states, near.states)]
         for use in FITTING:
             seed = (use,) * self.model.c.placement.ndim
             costs = self.prices.charged(self.restricted(seed), self.budget.loads)
             own = self.allowed(effort, constants.TRY_SECONDS)
-            tried += [x for x in [self.solved(costs, seed_name(seed), own)] if x is not None]
-        tried.sort(key=lambda x: x.memory_bytes)
+            tried.append(self.solved(costs, seed_name(seed), own))
         for x in tried:
-            self.pool.add(x)
-        if tried and self.pool.fits(tried[0]):
-            return next(x for x in sorted(tried, key=lambda x: x.assignment.seconds) if self.pool.fits(x))
+            if x is not None:
+                self.pool.add(x)
+        fitting = (x for x in self.pool.counted if x.states in self.seen)
+        if (cheapest := min(fitting, key=lambda x: x.assignment.seconds, default=None)) is not None:
+            return cheapest
         smallest = min(self.pool.candidates, key=lambda x: x.memory_bytes)
         bound = least.least_peak_bytes if self.problem.proves else math.inf
         return SmallestPeak(smallest.takes.physical, smallest.memory_bytes, min(bound, smallest.memory_bytes))

@@ -68,9 +68,19 @@ class Pool:
         """Takes a candidate up."""
         self.count.add(constants.LOOKED_STEP_SECONDS * len(candidate.takes.physical.steps))
         self.candidates.append(candidate)
-        if not self.binds or self.fits(candidate):
+        if self.may_win(candidate):
             self.counted.append(candidate)
         return candidate
+
+    def may_win(self, candidate: PlanCandidate) -> bool:
+        """Whether a candidate may be the answer."""
+        return not self.binds or self.fits(candidate)
+
+    def rank(self, candidate: PlanCandidate) -> tuple[bool, float]:
+        """The less, the better: by the step, and last what cannot be the answer, by its work alone: a step
+        takes long to find."""
+        wins = self.may_win(candidate)
+        return not wins, candidate.times.step_seconds if wins else candidate.assignment.seconds
 
     def bind(self) -> None:
         """From now on only what keeps the limit on memory counts."""

@@ -69,23 +69,27 @@ class Search:
         self.effort = request.effort
         self.pool = Pool(request.limit_bytes, self.effort.count)
         self.bound, self.edge_cells, self.is_large = 0.0, math.inf, False
+        self.start: PlanCandidate | None = None
+        """Where a search under a limit begins, if not at the best: more effort must not lead it astray."""
 
     def run(self) -> FoundSignatures:
         """The plan with the shortest step that fits, as far as it is found."""
         base: PlanCandidate | None = None
         try:
             space, base = self.cheapest()
+            if not (proven := self.is_proven(base)):
+                self.add_floor(base)
             self.explore(space, base)
         except CutOff:
             self.bound = least_seconds(self.candidates, self.boxings)
-        if self.effort.count.is_cut or not self.is_proven(base):
+        if base is None or (self.effort.count.is_cut and proven):
             self.add_floor(base)
         fastest = self.pool.best
         assert fastest is not None
         if self.pool.fits(fastest):
             return self.answer(fastest)
         self.pool.bind()
-        fitted = self.fit(fastest)
+        fitted = self.fit(self.start or fastest)
         best = self.pool.best
         if best is None:
             assert isinstance(fitted, SmallestPeak)
@@ -119,9 +123,9 @@ class Search:
             return None, base
         return self.space(model, network, base), base
 
-    def is_proven(self, base: PlanCandidate | None) -> bool:
+    def is_proven(self, base: PlanCandidate) -> bool:
         """Whether nothing is much cheaper than the cheapest plan found."""
-        return base is not None and base.assignment.seconds <= (1.0 + constants.CLOSE) * self.bound
+        return base.assignment.seconds <= (1.0 + constants.CLOSE) * self.bound
 
     def overlaps(self, base: PlanCandidate) -> bool:
         """Whether any collective may run beside kernels."""
@@ -170,6 +174,7 @@ class Search:
         seeds = seeds_for(self.request.placement.ndim, outer, loops=loops)
         explorer = Explorer(space, self.pool, base, seeds, effort)
         explorer.run(constants.FEWEST_TURNS, constants.MOST_TURNS, self.request.terms.effort)
+        self.start = explorer.first
 
     def add_floor(self, base: PlanCandidate | None) -> None:
         """What is there although the search was cut off."""

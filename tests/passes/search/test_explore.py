@@ -163,17 +163,20 @@ def explorer(fn: Callable[..., Any], hardware: Hardware) -> Explorer:
 
 
 def test_more_effort_looks_at_the_same_plans_and_then_more() -> None:
-    """So it is never worse."""
-    found = []
+    """So it is never worse. What a search under a limit begins at is the best of an effort of 1."""
+    found, starts = [], []
     for times in (0.5, 1.0, 2.0, 4.0):
         e = explorer(sent_twice, SLOW)
         e.run(2, 8, times)
         found.append([(x.source, x.states) for x in e.pool.candidates])
         assert e.pool.best is not None
+        assert (e.first is None) == (times <= 1.0)
+        starts.append((e.first or e.pool.best).states)
         least = min(x.times.step_seconds for x in e.pool.candidates)
         assert e.pool.best.times.step_seconds <= least * (1 + constants.SAME_STEP)
     assert len(found[0]) < len(found[-1])
     assert all(more[: len(few)] == few for few, more in pairwise(found))
+    assert starts[1] == starts[2] == starts[3]
 
 
 def test_the_last_turns_of_a_round_cross() -> None:
