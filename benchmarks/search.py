@@ -76,7 +76,10 @@ PARTS: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
     "parts of other plans": ((explore.Explorer, "cross", lambda *_: False),),
     "plans near others": ((space.Space, "near", _nothing), (limited.LimitedSpace, "near", _nothing)),
     "shaken shares": ((explore.Explorer, "shake", lambda *_: False),),
-    "limits near a plan": ((limited.LimitedSpace, "counted_limit", _nothing),),
+    "limits near a plan": (
+        (limited.LimitedSpace, "counted_limit", _nothing),
+        (limited.LimitedSpace, "keeps_limit", lambda *_: True),
+    ),
     "priced starts": ((limited, "priced_starts", lambda *_: ()),),
     "plans combined": ((solve.Solver, "_combine", _nothing),),
     "kicks": ((constants, "KICKS", 0),),

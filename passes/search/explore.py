@@ -11,6 +11,7 @@ the same plans are looked at, and then more.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -75,8 +76,6 @@ class Explorer:
         # What is begun is ended: else a turn would depend on how many follow.
         self.seeds, self.turns, self.no_end = list(seeds), 0, Effort(effort.count)
         self.began, self.solved_seconds = effort.count.seconds, 0.0
-        # A whole solution takes about as long as the first did.
-        self.leaps = space.solves and self.began <= constants.EXPLORE_SECONDS
         free, known = space.network.unary, {x.source: x for x in reversed(self.own) if pool.fits(x)}
         self.chains = [PlanChain(base.source, free, base, base, by_phase=x) for x in (False, True)]
         self.chains += [PlanChain(name, free, x, x) for name, x in known.items() if x is not base]
@@ -169,15 +168,12 @@ class Explorer:
 
         A chain that goes move by move begins with the latter.
         """
-        s, found = self.space, None
-        leaps = self.leaps and not chain.by_phase and not chain.looks and self.may_solve
-        if leaps:
-            found = self.solved(chain.unary, chain.name, shares)
-        if found is None:
-            found = s.near(chain.unary, shares, chain.at, chain.name, self.no_end)
-        if found is None and self.may_solve and not leaps:
-            found = self.solved(chain.unary, chain.name, shares)
-        return found
+        near = partial(self.space.near, chain.unary, shares, chain.at, chain.name, self.no_end)
+
+        def whole() -> PlanCandidate | None:
+            return self.solved(chain.unary, chain.name, shares) if self.may_solve else None
+
+        return near() or whole() if chain.by_phase or chain.looks else whole() or near()
 
     @property
     def may_solve(self) -> bool:

@@ -218,14 +218,14 @@ class LimitedSpace(Space):
         charged = self.prices.charged(self.network.unary, self.budget.loads)
         return Descent(self.network, self.exposure.kinds, self.budget, charged)
 
-    def counted_limit(self, at: PlanCandidate) -> float | None:
+    def counted_limit(self, at: PlanCandidate) -> float:
         """As much as keeps the limit there by the evaluator, which counts otherwise."""
-        counted = self.counted(at.states)
+        counted = self.budget.peak_bytes(at.states)
         return (1.0 - constants.MARGIN) * counted * self.problem.limit_bytes / at.memory_bytes
 
-    def counted(self, states: Sequence[int]) -> float:
-        """The bytes at the peak, as the search counts them."""
-        return self.budget.peak_bytes(states)
+    def keeps_limit(self, states: Sequence[int], at: PlanCandidate) -> bool:
+        """Whether states near a plan seem to keep the limit."""
+        return self.budget.peak_bytes(states) <= self.counted_limit(at)
 
     def best(self, other: PlanCandidate) -> PlanCandidate:
         """The plan of this space with the shortest step; another one where there is none."""

@@ -77,7 +77,8 @@ class Search:
         base: PlanCandidate | None = None
         try:
             space, base = self.cheapest()
-            if not (proven := self.is_proven(base)):
+            # Whether nothing is much cheaper.
+            if not (proven := base.assignment.seconds <= (1.0 + constants.CLOSE) * self.bound):
                 self.add_floor(base)
             self.explore(space, base)
         except CutOff:
@@ -95,8 +96,7 @@ class Search:
             assert isinstance(fitted, SmallestPeak)
             return FoundSignatures(fastest.assignment, smallest=fitted)
         took = fastest.times.step_seconds, best.times.step_seconds
-        needed = fastest.memory_bytes
-        return self.answer(best, notes.fitted_note(self.pool.limit_bytes, needed, *took))
+        return self.answer(best, notes.fitted_note(self.pool.limit_bytes, fastest.memory_bytes, *took))
 
     def allowed(self, seconds: float) -> Effort:
         """The effort of a part of the search."""
@@ -123,14 +123,9 @@ class Search:
             return None, base
         return self.space(model, network, base), base
 
-    def is_proven(self, base: PlanCandidate) -> bool:
-        """Whether nothing is much cheaper than the cheapest plan found."""
-        return base.assignment.seconds <= (1.0 + constants.CLOSE) * self.bound
-
     def overlaps(self, base: PlanCandidate) -> bool:
         """Whether any collective may run beside kernels."""
-        platform = self.request.hardware.platform
-        return platform in OVERLAPPING and bool(base.times.sent or base.times.talked)
+        return self.request.hardware.platform in OVERLAPPING and bool(base.times.sent or base.times.talked)
 
     def space(self, model: Model, network: IndexedNetwork, base: PlanCandidate) -> Space | None:
         """The space of a model; of groups of axes where it is too large; None where that is too large too.

@@ -226,13 +226,6 @@ def test_a_parallelism_that_is_longer_waits(is_longer: bool) -> None:
     assert gone_on == ["cheapest" if is_longer else "found"]
 
 
-def test_a_whole_problem_that_takes_long_is_solved_once() -> None:
-    e = explorer(sent_twice, SLOW)
-    for seconds, leaps in ((0.0, True), (3 * constants.EXPLORE_SECONDS, False)):
-        e.effort.count.add(seconds)
-        assert Explorer(e.space, e.pool, e.base, (), e.effort).leaps == leaps
-
-
 def test_turns_end_with_the_effort_but_for_the_fewest() -> None:
     e = explorer(sent_twice, SLOW)
     e.effort = e.effort.at_most(0.0)
