@@ -193,7 +193,8 @@ MARGIN = 0.002
 FREE_PART = 0.02
 """Of the limit: a plan that leaves this much free may be followed by one that counts more."""
 MOST_STEP = 0.15
-"""Of what was counted, the next try may use at most so much less where less did not help."""
+"""Of what was counted, the next try may use at most so much less where less did not help: counts are that
+exact. What counts more than this above the limit needs too much."""
 
 # What is explored.
 

@@ -91,12 +91,13 @@ class LimitedSpace(Space):
         limit, own = self.problem.limit_bytes, self.allowed(effort, constants.STARTS_SECONDS)
         starts = priced_starts(self.room_model, self.network, self.budget, base.assignment, own)
         for states in starts:
-            self.pool.add(self.look(states, "at prices"))
+            counted, most = self.budget.peak_bytes(states), (1.0 + constants.MOST_STEP) * limit
+            self.pool.add(replace(self.look(states, "at prices"), is_over=counted > most))
         search = self.begun(base, starts, limit, self.allowed(effort, constants.SEARCH_SECONDS))
         first = found = search.run()
         if self.problem.proves and math.isfinite(found.bound):
             self.bound = max(self.bound, found.bound)
-        tried = began = self.tried(first, "the cheapest that fits")
+        tried = began = self.tried(first)
         for _ in range(constants.CORRECTED_TRIES):
             if tried is None or self.pool.fits(tried) or not found.fits:
                 break
@@ -104,7 +105,7 @@ class LimitedSpace(Space):
             if not taken:
                 break
             found = search.go_on(limit, self.allowed(effort, constants.TRY_SECONDS), taken)
-            tried = self.tried(found, "the cheapest that fits")
+            tried = self.tried(found)
         fitted: PlanCandidate | None = None
         if tried is not None and self.pool.fits(tried):
             fitted = self.with_more(search, tried, effort)
@@ -121,8 +122,8 @@ class LimitedSpace(Space):
         self, base: PlanCandidate, starts: Sequence[tuple[int, ...]], counted: float, effort: Effort
     ) -> Solver:
         """A search that counts so many bytes, with what it begins at."""
-        budget, progress = replace(self.budget, limit=counted), self.problem.progress
-        search = Solver(self.exposed(self.best(base)), budget, effort, progress, constants.CLOSE)
+        given = self.exposed(self.best(base)), replace(self.budget, limit=counted), effort
+        search = Solver(*given, self.problem.progress, constants.CLOSE)
         with suppress(Infeasible):  # it may be of fewer signatures
             search.start_from(states_of(self.model, self.network, base.assignment))
         for states in starts:
@@ -137,7 +138,7 @@ class LimitedSpace(Space):
         search = self.begun(base, starts, counted, self.allowed(effort, constants.TRY_SECONDS))
         found = search.run()
         for _ in range(constants.TRIES):
-            tried = self.tried(found, "the cheapest that fits")
+            tried = self.tried(found)
             if tried is not None and self.pool.fits(tried):
                 return self.with_more(search, tried, effort)
             if tried is None or not found.fits:
@@ -163,11 +164,11 @@ class LimitedSpace(Space):
         """A part of the effort: so many seconds, times the size."""
         return effort.at_most(seconds * self.size)
 
-    def tried(self, found: Fitted, source: str) -> PlanCandidate | None:
+    def tried(self, found: Fitted) -> PlanCandidate | None:
         """The plan that a search has found; None if it has found none at all."""
         if not math.isfinite(found.cost):
             return None
-        return self.pool.add(self.look(found.states, source))
+        return self.pool.add(self.look(found.states, "the cheapest that fits"))
 
     def with_more(self, search: Solver, fitted: PlanCandidate, effort: Effort) -> PlanCandidate:
         """A plan that fits, or a cheaper one where the search counts more than the evaluator.
@@ -178,7 +179,7 @@ class LimitedSpace(Space):
         if fitted.memory_bytes < (1.0 - constants.FREE_PART) * limit and not effort.is_spent:
             target = budget.limit * (1.0 - constants.MARGIN) * limit / fitted.memory_bytes
             found = search.go_on(target, self.allowed(effort, constants.TRY_SECONDS))
-            more = (self.tried(found, "the cheapest that fits") if found.fits else None) or fitted
+            more = (self.tried(found) if found.fits else None) or fitted
             if self.pool.fits(more) and more.times.step_seconds < fitted.times.step_seconds:
                 budget, fitted = search.budget, more
         self.budget, self.prices = budget, search.prices.found()
@@ -198,11 +199,9 @@ class LimitedSpace(Space):
         for use in FITTING:
             seed = (use,) * self.model.c.placement.ndim
             costs = self.prices.charged(self.restricted(seed), self.budget.loads)
-            own = self.allowed(effort, constants.TRY_SECONDS)
-            tried.append(self.solved(costs, seed_name(seed), own))
-        for x in tried:
-            if x is not None:
-                self.pool.add(x)
+            tried.append(self.solved(costs, seed_name(seed), self.allowed(effort, constants.TRY_SECONDS)))
+        for x in filter(None, tried):
+            self.pool.add(x)
         fitting = (x for x in self.pool.counted if x.states in self.seen)
         if (cheapest := min(fitting, key=lambda x: x.assignment.seconds, default=None)) is not None:
             return cheapest

@@ -22,6 +22,7 @@ class PlanCandidate:
       source: what it was found from.
       states: of the problem that it solves.
       shares: what part of moves counted there; None for all of them.
+      is_over: whether it is known to need far too much, which takes long to be evaluated.
     """
 
     assignment: ChosenSignatures
@@ -30,6 +31,7 @@ class PlanCandidate:
     source: str = ""
     states: tuple[int, ...] = ()
     shares: Shares | None = None
+    is_over: bool = False
 
     @cached_property
     def times(self) -> StepTimes:
@@ -88,4 +90,6 @@ class Pool:
 
     def fits(self, candidate: PlanCandidate) -> bool:
         """Whether a candidate keeps the limit on memory."""
-        return math.isinf(self.limit_bytes) or candidate.memory_bytes <= self.limit_bytes
+        return math.isinf(self.limit_bytes) or not (
+            candidate.is_over or candidate.memory_bytes > self.limit_bytes
+        )
