@@ -58,13 +58,11 @@ class Around:
       variables: of the whole network, those that are free.
       network: of these.
       states: of the whole network, by variable; of those that are free anything.
-      constant: what the others take.
     """
 
     variables: tuple[int, ...]
     network: CostNetwork
     states: tuple[int, ...]
-    constant: float
 
     def held(self, states: HeldStates) -> HeldStates:
         """States of variables of the whole network as those of this one."""
@@ -78,8 +76,8 @@ class Around:
             found[x] = state
         return found
 
-    def solved(self, held: HeldStates, effort: Effort) -> list[int]:
-        """The cheapest states of all variables.
+    def solved(self, held: HeldStates, effort: Effort) -> tuple[list[int], float]:
+        """The cheapest states of all variables, and what those that are free cost.
 
         Arguments:
           held: states of variables of the whole network.
@@ -93,7 +91,7 @@ class Around:
         found = solve(CostNetwork(tuple(unary), self.network.edges), effort=effort)
         if not math.isfinite(found.cost):
             raise Infeasible
-        return self.whole(found.states)
+        return self.whole(found.states), found.cost
 
 
 @dataclass
@@ -199,28 +197,15 @@ class NearProblem:
         """The state that the plan has of a variable; -1 where it does not say."""
         return self._now[variable]
 
-    def indexed_cost(self, states: Sequence[int]) -> float:
-        """What states of all variables take."""
-        edges = (
-            t.scale * float(t.core[t.rows[states[i]], t.columns[states[j]]]) for i, j, t in self.indexed.edges
-        )
-        return math.fsum(edges) + math.fsum(
-            float(costs[k]) for costs, k in zip(self.indexed.unary, states, strict=True)
-        )
-
     def around(self, near: set[int], banned: Banned) -> Around:
         """The problem of some variables, and of those of which the plan says nothing."""
         now = self._now
         free = [x for x in range(len(now)) if now[x] < 0 or x in near]
         position = {x: k for k, x in enumerate(free)}
         unary = {x: self._unary(x, banned) for x in free}
-        edges, constant = (
-            [],
-            sum(float(self.indexed.unary[x][k]) for x, k in enumerate(now) if x not in position),
-        )
+        edges = list[tuple[int, int, Table]]()
         for (i, j, table), v in zip(self.indexed.edges, self.model.edge_values, strict=True):
             if i not in position and j not in position:
-                constant += table.scale * float(table.core[table.rows[now[i]], table.columns[now[j]]])
                 continue
             dense = self._table(table, v, banned)
             if i in position and j in position:
@@ -230,7 +215,7 @@ class NearProblem:
             else:
                 unary[j] = unary[j] + dense[now[i], :]
         network = CostNetwork(tuple(unary[x] for x in free), tuple(edges))
-        return Around(tuple(free), network, tuple(now), constant)
+        return Around(tuple(free), network, tuple(now))
 
     @cached_property
     def _dense(self) -> dict[int, Table]:

@@ -153,7 +153,7 @@ class RowsSearch:
 
     def program(self, states: Sequence[int]) -> Physical:
         """The program that states of all variables mean."""
-        assignment = self.problem.model.chosen(states, self.problem.indexed_cost(states), 0.0)
+        assignment = self.problem.model.chosen(states, 0.0, 0.0)
         physical = mark_owners(insert_boxing(self.s.candidates, assignment, self.s.boxings))
         return bucket_collectives(physical, self.s.boxings.network.hardware)
 
@@ -224,13 +224,13 @@ class RowsSearch:
             if len(found) == MOST_FOUND or self.late:
                 break
             try:
-                states = self.around(k).solved(self.states(*holds), Effort().at_most(SOLVE_SECONDS))
+                states, cost = self.around(k).solved(self.states(*holds), Effort().at_most(SOLVE_SECONDS))
             except Infeasible:
                 continue
             physical = self.program(states)
             nothing = PlanFigures(0.0, 0.0, 0.0, 0.0)
             if self._gone(k, HeldPlan(holds[0][1], nothing, sent=self.sent(physical))):
-                found.append((self.problem.indexed_cost(states), n, holds, states))
+                found.append((cost, n, holds, states))
         return [(holds, states) for _, _, holds, states in sorted(found, key=lambda x: x[:2])]
 
     def _without(self, k: int, opened: bool) -> Sequence[int] | None:
@@ -245,7 +245,7 @@ class RowsSearch:
             if self.late:
                 return None
             try:
-                states = self.problem.around(free, banned).solved(held, Effort().at_most(SOLVE_SECONDS))
+                states, _ = self.problem.around(free, banned).solved(held, Effort().at_most(SOLVE_SECONDS))
             except Infeasible:
                 return None
             physical = self.program(states)
