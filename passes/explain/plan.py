@@ -178,7 +178,8 @@ class PlanData:
       placement, hardware: where it runs and what it is planned for.
       collectives: all of them, in order of execution.
       seconds: estimated time of one step, ops and collectives one after the other; what the search minimises.
-      step_seconds: the same with collectives beside computation, where XLA runs them so.
+      step_seconds: the same with collectives beside computation, where XLA runs them so, and with the copies
+        of results to where they belong.
       bound: a proven lower bound on the estimate of every plan with these pins, seconds.
       step_bound: the same of `step_seconds`: what kernels take at least, whatever runs beside them.
       memory_bytes: peak per device, estimated.

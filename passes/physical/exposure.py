@@ -100,7 +100,7 @@ class Clock:
                 for k, (_, seconds) in enumerate(takes.communication_times(e.step)):
                     talked[e.step.node.id] += e.assumed * seconds
                     waited[e.step.node.id] += run.exposed_of(e.step, k)
-        return StepTimes(run.whole_seconds + beyond_seconds, serial, sent, exposed, talked, waited)
+        return StepTimes(run.seconds + beyond_seconds, serial, sent, exposed, talked, waited)
 
 
 class Exposure:

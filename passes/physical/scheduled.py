@@ -66,20 +66,12 @@ class ScheduledStep:
     """A step as it overlaps.
 
     Arguments:
-      seconds: of the step.
+      seconds: of the step, with the copies at its end, which no op of the program stands for.
       exposed: per collective, the time in which kernels wait for it, all executions together.
-      copied_seconds: of copies at its end, which no op of the program stands for, and which are not among
-        `seconds`.
     """
 
     seconds: float
     exposed: Mapping[SentId, float]
-    copied_seconds: float = 0.0
-
-    @property
-    def whole_seconds(self) -> float:
-        """With the copies at its end."""
-        return self.seconds + self.copied_seconds
 
     def exposed_of(self, step: Step, communication: int = MOVE) -> float:
         """How long kernels wait for a collective."""
@@ -114,7 +106,7 @@ def scheduled(whole: WholeProgram, costs: Costs, donated: Mapping[Version, Versi
     run = _Run(k, _order(whole, costs), costs)
     taken = {k.ends[v] for v in donated if v in k.ends}
     copied = sum(map(costs.copy_seconds, _copied_bytes(k, whole.sizes, taken)))
-    return ScheduledStep(run.seconds(), run.exposed, copied)
+    return ScheduledStep(run.seconds() + copied, run.exposed)
 
 
 def _order(whole: WholeProgram, costs: Costs) -> BodyOrder:
