@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from sbp.communication.protocol import Communication
 from sbp.passes.boxing.links import Network
@@ -51,8 +52,7 @@ HOLES = 0.03
 layers, 8 % for convolutional nets, as their buffer assignments show; this is the middle of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Executed:
+class Executed(NamedTuple):
     """A step of a program, bodies included.
 
     Arguments:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -14,8 +14,7 @@ from sbp.passes.plan.flat import FlatNetwork, Indices
 from sbp.passes.plan.network import RELATIVE_NOISE, Table
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """What a node's choice keeps alive at the times `start <= t < end`.
 
     Arguments:
@@ -35,7 +34,7 @@ def loads_on(loads: Iterable[Load], kept: Sequence[NDArray[np.intp]]) -> tuple[L
     Arguments:
       kept: per node, which.
     """
-    return tuple(x if x.node < 0 else replace(x, bytes=x.bytes[kept[x.node]]) for x in loads)
+    return tuple(x if x.node < 0 else x._replace(bytes=x.bytes[kept[x.node]]) for x in loads)
 
 
 @dataclass(frozen=True)

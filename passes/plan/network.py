@@ -60,7 +60,7 @@ class CostNetwork:
                     f"cost network: node {node} has costs of shape {theta.shape}; it needs one axis with a "
                     "cost for each of at least one state"
                 )
-            _check_entries(theta, f"node {node}", checked)
+            _check_entries(theta, "node", (node,), checked)
         sizes = [theta.size for theta in self.unary]
         for i, j, table in self.edges:
             if not (0 <= i < len(sizes) and 0 <= j < len(sizes)):
@@ -70,7 +70,7 @@ class CostNetwork:
                     f"cost network: edge ({i}, {j}) has a table of shape {table.shape}; its nodes have "
                     f"{sizes[i]} and {sizes[j]} states, so it must be {(sizes[i], sizes[j])}"
                 )
-            _check_entries(table, f"edge ({i}, {j})", checked)
+            _check_entries(table, "edge", (i, j), checked)
 
     def cost(self, states: Sequence[int]) -> float:
         """Cost of one state per node, summed without rounding between the terms."""
@@ -100,11 +100,12 @@ class Solution:
         return difference / max(abs(self.cost), math.ulp(0.0))
 
 
-def _check_entries(table: Table, where: str, checked: set[int]) -> None:
+def _check_entries(table: Table, what: str, nodes: Sequence[int], checked: set[int]) -> None:
     if id(table) in checked:
         return
     checked.add(id(table))
     if not table.min() > -np.inf:  # also true for NaN, which min() passes on
         raise ValueError(
-            f"cost network: {where} has a NaN or negative infinite cost; give finite costs, or inf to forbid"
+            f"cost network: {what} {', '.join(map(str, nodes))} has a NaN or negative infinite cost; give "
+            "finite costs, or inf to forbid"
         )

@@ -62,18 +62,18 @@ def _starts_among(
 
     dear, small = solved(NO_PRICES, effort), None
     over = budget.peak_bytes(dear) - budget.limit
-    busy = np.array([time for time, alive in budget.course(dear) if alive > budget.limit])
+    busy = dict.fromkeys(time for time, alive in budget.course(dear) if alive > budget.limit)
 
     def line(states: tuple[int, ...]) -> tuple[float, float]:
         """What states cost, and what is alive at these times, on average."""
-        return network.cost(states), sum(x for t, x in budget.course(states) if t in busy) / max(busy.size, 1)
+        return network.cost(states), sum(x for t, x in budget.course(states) if t in busy) / max(len(busy), 1)
 
     lines, least = {dear: line(dear)}, math.inf
     price = constants.FIRST_PRICE * abs(fastest.seconds) / max(over, 1.0)
     for tried in range(constants.MOST_PRICES if over > 0.0 else 0):
         if small is not None and (effort.is_spent or tried >= constants.PRICES_TRIED):
             break
-        prices = TimePrices(busy, np.full(busy.size, price / busy.size))
+        prices = TimePrices(np.array([*busy]), np.full(len(busy), price / len(busy)))
         states = solved(prices, Effort(effort.count) if small is None else effort)
         lines[states] = cost, size = line(states)
         if not cost + price * size < (1.0 - constants.NOISE) * least:

@@ -6,6 +6,7 @@ import heapq
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,7 @@ from sbp.passes.plan.tables import Kept, TableAlgebra
 _Labels = NDArray[np.intp]
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(NamedTuple):
     """A removed node: its best state is the cheapest of theta plus the columns of its neighbours' states."""
 
     node: int
@@ -85,7 +85,7 @@ class Reduction:
             nodes=tuple(self.nodes[k] for k in left),
             labels=tuple(self.labels[k] for k in left),
             steps=(*self.steps, *steps),
-            loads=tuple(x if x.node < 0 else replace(x, node=place[x.node]) for x in self.loads),
+            loads=tuple(x if x.node < 0 else x._replace(node=place[x.node]) for x in self.loads),
         )
 
 
@@ -164,7 +164,7 @@ class _Reducer:
         loads = list(self.fixed)
         for node in nodes:
             for k, number in self.carried[node]:
-                loads.append(replace(self.loads[k], node=place[node], bytes=tables[number]))
+                loads.append(self.loads[k]._replace(node=place[node], bytes=tables[number]))
         return Reduction(
             kernel, self.constant, nodes, labels, len(self.alive), tuple(self.steps), tuple(loads)
         )
@@ -300,7 +300,7 @@ class _Reducer:
         for k, number in more:
             above, least = self.algebra.normal(number)
             if least:
-                self.fixed.append(replace(self.loads[k], node=-1, bytes=np.array([least])))
+                self.fixed.append(self.loads[k]._replace(node=-1, bytes=np.array([least])))
             if self.algebra.store.tables[above].any():
                 self.carried[node] += ((k, above),)
 

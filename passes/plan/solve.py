@@ -6,7 +6,6 @@ Where what lives at once has a limit, prices of bytes are part of the bound; wit
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 import numpy as np
 
@@ -137,10 +136,10 @@ class Solver(Improving):
         for x in loads:
             if x.node in place:
                 k = place[x.node]
-                found.append(replace(x, node=k, bytes=x.bytes[self.reduction.labels[k]]))
+                found.append(x._replace(node=k, bytes=x.bytes[self.reduction.labels[k]]))
             else:
                 size = x.bytes[states[x.node] if x.node >= 0 else 0]
-                found.append(replace(x, node=-1, bytes=np.array([size])))
+                found.append(x._replace(node=-1, bytes=np.array([size])))
         return found
 
     def start_from(self, states: Sequence[int]) -> None:

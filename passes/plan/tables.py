@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -50,14 +50,15 @@ class TableStore:
 
 
 def _once(method: Callable[Concatenate[TableAlgebra, _P], _R]) -> Callable[Concatenate[TableAlgebra, _P], _R]:
-    """Work out a method of the algebra once per distinct operands."""
+    """Work out a method of the algebra once per distinct operands; these are given by position."""
+    name = method.__name__
 
     @functools.wraps(method)
     def remembered(self: TableAlgebra, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        key = (method.__name__, *args)
-        if key not in self.known:
-            self.known[key] = method(self, *args, **kwargs)
-        result: _R = self.known[key]
+        known = self.known[name]
+        if args not in known:
+            known[args] = method(self, *args, **kwargs)
+        result: _R = known[args]
         return result
 
     return cast("Callable[Concatenate[TableAlgebra, _P], _R]", remembered)
@@ -68,7 +69,7 @@ class TableAlgebra:
 
     def __init__(self) -> None:
         self.store = TableStore()
-        self.known: dict[tuple[object, ...], Any] = {}
+        self.known = defaultdict[str, dict[tuple[object, ...], Any]](dict)
 
     @_once
     def add(self, a: int, b: int) -> int:
@@ -79,7 +80,7 @@ class TableAlgebra:
     def transpose(self, number: int) -> int:
         """The table seen from the other node."""
         result = self.store.put(self.store.tables[number].T)
-        self.known["transpose", result] = number
+        self.known["transpose"][(result,)] = number
         return result
 
     @_once
