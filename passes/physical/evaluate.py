@@ -338,7 +338,7 @@ def donations(physical: Physical, donated: Iterable[int]) -> dict[Version, Versi
     p = physical
 
     def kind(x: int, nd: NdSbp) -> Hashable:
-        return p.graph.values[x].shape, str(p.graph.values[x].dtype), nd
+        return p.graph.values[x].shape, p.graph.values[x].dtype, nd
 
     free: dict[Hashable, deque[Version]] = {}
     for i in donated:

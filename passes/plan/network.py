@@ -76,8 +76,8 @@ class CostNetwork:
         """Cost of one state per node, summed without rounding between the terms."""
         if len(states) != len(self.unary):
             raise ValueError(f"cost network: {len(states)} states given for {len(self.unary)} nodes")
-        terms = [float(theta[state]) for theta, state in zip(self.unary, states, strict=True)]
-        terms.extend(float(table[states[i], states[j]]) for i, j, table in self.edges)
+        terms = [theta.item(state) for theta, state in zip(self.unary, states, strict=True)]
+        terms.extend(table.item(states[i], states[j]) for i, j, table in self.edges)
         return math.fsum(terms)
 
 
