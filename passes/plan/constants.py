@@ -182,16 +182,19 @@ longer. Double: steps up to 5.5 % longer."""
 NEAR_PART = 0.01
 """Of the program: what is needed for no longer need not be made again; around a peak bytes are corrected.
 Half: steps up to 8.7 % longer. Double: steps up to 1.4 % longer."""
+TRIES = 12
+"""How often a search is asked for less, because what it found needs more than it counted;"""
 CORRECTED_TRIES = 8
-"""How often a search is told what a plan that it found needs beyond its count, at the time of its peak."""
+"""the first times for less only around the time at which that is so."""
 DEARER = 0.1
 """Of the cost of what was found first: what fits and costs so much more is compared with what is smallest."""
 MARGIN = 0.002
 """Of what the next try might use, this part is left free. Double: steps up to 5.4 % longer."""
 FREE_PART = 0.02
 """Of the limit: a plan that leaves this much free may be followed by one that counts more."""
-COUNT_ERROR = 0.15
-"""What counts this part of the limit more than the limit needs too much: counts are that exact."""
+MOST_STEP = 0.15
+"""Of what was counted, the next try may use at most so much less where less did not help: counts are that
+exact. What counts more than this above the limit needs too much."""
 
 # What is explored.
 

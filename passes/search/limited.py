@@ -91,13 +91,13 @@ class LimitedSpace(Space):
         limit, own = self.problem.limit_bytes, self.allowed(effort, constants.STARTS_SECONDS)
         starts = priced_starts(self.room_model, self.network, self.budget, base.assignment, own)
         for states in starts:
-            counted, most = self.budget.peak_bytes(states), (1.0 + constants.COUNT_ERROR) * limit
+            counted, most = self.budget.peak_bytes(states), (1.0 + constants.MOST_STEP) * limit
             self.pool.add(replace(self.look(states, "at prices"), is_over=counted > most))
-        search = self.begun(base, starts, self.allowed(effort, constants.SEARCH_SECONDS))
+        search = self.begun(base, starts, limit, self.allowed(effort, constants.SEARCH_SECONDS))
         first = found = search.run()
         if self.problem.proves and math.isfinite(found.bound):
             self.bound = max(self.bound, found.bound)
-        tried = self.tried(first)
+        tried = began = self.tried(first)
         for _ in range(constants.CORRECTED_TRIES):
             if tried is None or self.pool.fits(tried) or not found.fits:
                 break
@@ -111,18 +111,42 @@ class LimitedSpace(Space):
             fitted = self.with_more(search, tried, effort)
             if found.cost <= (1.0 + constants.DEARER) * first.cost:
                 return fitted
+        elif first.fits and began is not None:
+            fitted = self.lowered(base, starts, limit**2 / began.memory_bytes, effort)
+            if fitted is not None:
+                return fitted
         other = self.smallest(search, effort)
         return other if fitted is None or isinstance(other, PlanCandidate) else fitted
 
-    def begun(self, base: PlanCandidate, starts: Sequence[tuple[int, ...]], effort: Effort) -> Solver:
-        """A search under the limit, with what it begins at."""
-        given = self.exposed(self.best(base)), self.budget, effort
+    def begun(
+        self, base: PlanCandidate, starts: Sequence[tuple[int, ...]], counted: float, effort: Effort
+    ) -> Solver:
+        """A search that counts so many bytes, with what it begins at."""
+        given = self.exposed(self.best(base)), replace(self.budget, limit=counted), effort
         search = Solver(*given, self.problem.progress, constants.CLOSE)
         with suppress(Infeasible):  # it may be of fewer signatures
             search.start_from(states_of(self.model, self.network, base.assignment))
         for states in starts:
             search.start_from(states)
         return search
+
+    def lowered(
+        self, base: PlanCandidate, starts: Sequence[tuple[int, ...]], counted: float, effort: Effort
+    ) -> PlanCandidate | None:
+        """A plan that fits where less is counted than there is: what was missed of one plan may not be there
+        in others."""
+        search = self.begun(base, starts, counted, self.allowed(effort, constants.TRY_SECONDS))
+        found = search.run()
+        for _ in range(constants.TRIES):
+            tried = self.tried(found)
+            if tried is not None and self.pool.fits(tried):
+                return self.with_more(search, tried, effort)
+            if tried is None or not found.fits:
+                break
+            part = self.problem.limit_bytes / tried.memory_bytes
+            counted = search.budget.limit * min(1.0 - constants.MARGIN, max(part, 1.0 - constants.MOST_STEP))
+            found = search.go_on(counted, self.allowed(effort, constants.TRY_SECONDS))
+        return None
 
     def exposed(self, at: PlanCandidate) -> CostNetwork:
         """The network in which moves count as far as kernels wait for them in a plan: what hides them costs
