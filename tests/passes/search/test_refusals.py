@@ -62,7 +62,7 @@ def in_parts(x: Any) -> list[Any]:
 
 
 @pytest.mark.full
-def test_weights_in_parts_fit_at_two_thirds_of_their_peak() -> None:
+def test_weights_in_parts_fit_at_five_eighths_of_their_peak() -> None:
     args = shapes()
     pinned = *(jax.tree.map(in_parts, x) for x in args[:2]), [S(0), S(0)]
 
@@ -71,5 +71,5 @@ def test_weights_in_parts_fit_at_two_thirds_of_their_peak() -> None:
         program = sbp.compile(step, place, in_sbp=pinned, donate_argnums=(0, 1), options=options)
         return program.plan(*args)
 
-    limit = 0.65 * planned(None).memory_bytes
+    limit = 0.62 * planned(None).memory_bytes
     assert planned(limit).memory_bytes <= limit
