@@ -25,7 +25,7 @@ from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.reasons import Reasons
 from sbp.passes.explain.targets import NamedTensors, Target
 from sbp.passes.face import Plan, faced
-from sbp.passes.near import NearProblem
+from sbp.passes.near import NearProblem, with_annotations
 from sbp.passes.nearby import LineTargets
 from sbp.passes.passing import Chain
 from sbp.passes.physical.exposure import Clock
@@ -33,7 +33,6 @@ from sbp.passes.physical.program import Physical
 from sbp.passes.plan import pins
 from sbp.passes.plan.constants import PROVEN
 from sbp.passes.plan.effort import Effort, until_over
-from sbp.passes.plan.hold import with_annotations
 from sbp.passes.plan.marginals import cheapest_held
 from sbp.passes.plan.model import Boundary
 from sbp.passes.plan.network import CostNetwork, Solution

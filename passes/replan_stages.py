@@ -22,12 +22,12 @@ from sbp.passes.explain.internal_errors import public
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.targets import Target
 from sbp.passes.face import Plan
+from sbp.passes.near import annotations_of
 from sbp.passes.passing import Chain
 from sbp.passes.pipeline.planning import plan_shares
 from sbp.passes.pipeline.stages import Stages, physical_of
 from sbp.passes.pipeline.targets import NamedStagesTensors, StagesTarget
 from sbp.passes.plan.effort import Effort, until_over
-from sbp.passes.plan.hold import annotations_of
 from sbp.passes.plan.marginals import cheapest_held
 from sbp.passes.program.trace import Traced
 from sbp.passes.replan import HeldSearch, Replanner, asking, check_held, held_note

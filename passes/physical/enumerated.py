@@ -18,7 +18,7 @@ from sbp.passes.physical.recompute import with_copies
 from sbp.passes.plan import constants
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.clusters import Recomputed
-from sbp.passes.plan.every import all_costs
+from sbp.passes.plan.flat import all_costs
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model, boxing_of
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.program.graph import Const

@@ -10,16 +10,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from sbp.communication.protocol import Communication
 from sbp.passes.boxing.links import Network
-from sbp.passes.physical.believed import believed_product
-from sbp.passes.physical.fusing import PRODUCTS, KernelOp, ShardSizes, op_of
-from sbp.passes.physical.memory import Live, Peak, peak
+from sbp.passes.physical.fusing import PRODUCTS, KernelOp, Seconds, ShardSizes, believed_product, op_of
+from sbp.passes.physical.kernels import kernels
+from sbp.passes.physical.memory import Live, Peak, Spaces, peak, swept
 from sbp.passes.physical.order import BodyOrder
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version
 from sbp.passes.physical.scheduled import (
@@ -33,7 +33,7 @@ from sbp.passes.physical.scheduled import (
     scheduled,
 )
 from sbp.passes.physical.sections import Sections, sections_of
-from sbp.passes.physical.trip_memory import TripCourse, trip_course
+from sbp.passes.physical.trips import trip_ops
 from sbp.passes.physical.whole import WholeProgram, has_loops, whole_program
 from sbp.passes.plan.cost import communication_seconds, node_seconds
 from sbp.passes.program.control import assumed_trips, trips
@@ -359,3 +359,37 @@ def executed(steps: Iterable[Step], times: int = 1, assumed: int = 1) -> Iterato
             inner = times * trips(step.node), assumed * assumed_trips(step.node)
             for body in step.bodies:
                 yield from executed(body, *inner)
+
+
+@dataclass(frozen=True, slots=True)
+class TripCourse:
+    """One trip.
+
+    Arguments:
+      bytes: turn by turn.
+      seconds: when each of them begins.
+    """
+
+    bytes: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+
+def trip_course(
+    loop: Border, k: int, sizes: ShardSizes, seconds: Seconds | None, takes: Callable[[Step], float]
+) -> TripCourse:
+    """What one trip through body `k` holds, op after op.
+
+    Arguments:
+      seconds: of an op, as memory is counted; None where collectives are not hidden at its cost.
+      takes: the time of a step by itself.
+    """
+    trip = trip_ops(loop, k, sizes)
+    body = kernels(trip.ops, sizes, trip.whole, trip.held)
+    sweep = swept(body, sizes, Spaces(trip.taken, frozenset(trip.taken), seconds, in_loop=True), None)
+    held = [max(0.0, n) for n in itertools.accumulate(sweep.change)]
+    taken = [0.0] * (len(held) + 1)
+    for i, op in enumerate(body.ops):
+        if body.runs(i) and op.step is not None:
+            taken[min(sweep.turn.born[i] + 1, len(held))] += takes(op.step)
+    begins = list(itertools.accumulate(taken))[: len(held)]
+    return TripCourse(tuple(held), tuple(begins))

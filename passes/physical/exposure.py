@@ -20,7 +20,7 @@ from sbp.passes.physical.program import Box, Compute
 from sbp.passes.plan import constants
 from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.cost import communication_seconds
-from sbp.passes.plan.fold import Colours
+from sbp.passes.plan.descent import Colours
 from sbp.passes.plan.model import ChosenSignatures, Model
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.program.graph import Graph, Node

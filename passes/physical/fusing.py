@@ -6,18 +6,28 @@
 - A *root* (a reduction, a scatter) is written, and computes the loops that it reads.
 - A *call* (a product of matrices, a collective, a sort, a loop of the program) reads and writes memory alone;
   but a product computes of its operands what one other tensor and scalars, or rows of an argument, give.
+
+Rows that are reduced and read again, as in a softmax or a norm, are a *diamond*. XLA:GPU makes one kernel of
+`x -> reduction of its rows -> op(x, reduction)` before it merges anything else (softmax_rewriter_triton.cc),
+also where several follow each other, and reads a whole row before it writes any of it. Loops and reductions
+of the same rows compute what the last of them gives, and the reduction with it; for anything else it is
+written.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+from sbp.compat import core
 from sbp.compat.core import itemsize
-from sbp.passes.physical.believed import parts_bytes
+from sbp.hardware.catalogue import hardware_for
+from sbp.passes.boxing.links import Network
 from sbp.passes.physical.program import (
     Border,
     Box,
+    Compute,
     Physical,
     Step,
     Version,
@@ -25,10 +35,46 @@ from sbp.passes.physical.program import (
     reads,
     writes,
 )
-from sbp.passes.plan.cost import local_bytes
+from sbp.passes.plan.candidates import Strategy
+from sbp.passes.plan.cost import OpWork, local_bytes, node_work
 from sbp.passes.program.control import ports, summed_ports
-from sbp.passes.program.graph import Const, Node
+from sbp.passes.program.graph import Const, Graph, Node
 from sbp.passes.program.views import communication_of, held_bytes
+from sbp.placement import Placement
+from sbp.rates.beliefs import Product, believed_product_seconds, parts_of
+from sbp.rates.chips import CHIPS
+
+
+def believed_product(graph: Graph, node: Node, strategy: Strategy, network: Network) -> float:
+    """The seconds that the scheduler takes a product to be; on a device of which nothing is known, what its
+    arithmetic takes."""
+    work = node_work(graph, node, strategy, network.placement.shape)
+    product, chip = product_of(graph, node, work), network.hardware.chip
+    if product is None or not chip:
+        return work.arithmetic_seconds(network.hardware)
+    return believed_product_seconds(chip, product)
+
+
+def parts_bytes(graph: Graph, node: Node, strategy: Strategy, placement: Placement) -> float:
+    """What the parts take of a product whose k XLA splits; 0 if it does not."""
+    chip = hardware_for(placement.kind).chip if placement.platform == "gpu" else ""
+    product = product_of(graph, node, node_work(graph, node, strategy, placement.shape)) if chip else None
+    if product is None or node.op != "dot_general":
+        return 0.0
+    parts = parts_of(CHIPS[chip], product)
+    return float(parts * product.batch * product.m * product.n * product.sum_bytes) if parts > 1 else 0.0
+
+
+def product_of(graph: Graph, node: Node, work: OpWork) -> Product | None:
+    """The product that an op is, with its types; None for another op."""
+    product = work.product
+    if product is None:
+        return None
+    result = graph.values[node.outputs[0]].dtype
+    wide = max(product.dtypes, key=core.itemsize)
+    b, m, n, k = (max(1, x) for x in (product.batch, product.m, product.n, product.k))
+    sizes = int(core.itemsize(wide)), int(core.itemsize(result))
+    return Product(b, m, n, k, str(wide), str(result), *sizes)
 
 
 @dataclass(frozen=True)
@@ -198,3 +244,77 @@ def is_padded(params: Mapping[str, Any]) -> bool:
     """Whether the image of a convolution is padded before the call: cuDNN pads alike on both sides."""
     uneven = any(low != high for low, high in params["padding"])
     return uneven and all(d == 1 for d in params["lhs_dilation"])
+
+
+LONGEST_ROW = 32_768
+"""Longer rows are reduced in two steps (`RowReductionRaceFreeBound`: 32 threads, 1,024 elements each)."""
+REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min".split())
+
+
+class Storage(Protocol):
+    """What an op reads: at which position its maker stands, and how large it is."""
+
+    maker: int
+    bytes: float
+
+
+def diamonds(
+    ops: Sequence[KernelOp], reads: Sequence[Sequence[tuple[Storage, bool]]], sizes: ShardSizes
+) -> dict[int, int]:
+    """The ops that read rows and their reduction, which nobody else reads, each with the position of the
+    reduction.
+
+    Arguments:
+      reads: per op, the tensors that it reads, views looked through.
+    """
+    found: dict[int, int] = {}
+    uses = Counter(
+        n
+        for op, read in zip(ops, reads, strict=True)
+        if op.kind is not Fusing.VIEW
+        for n in {id(t) for t, _ in read}
+    )
+    begins = _beginnings(ops, reads)
+    for i, op in enumerate(ops):
+        if op.kind is not Fusing.LOOP or len(reads[i]) < 2 or not isinstance(op.step, Compute):
+            continue
+        for t, _ in reads[i]:
+            at = begins[t.maker] if t.maker >= 0 else -1
+            if not reduces_rows(ops, at, sizes) or any(uses[id(x)] > 1 for x in _line(ops, reads, t)):
+                continue
+            rows = {id(x) for x in _line(ops, reads, reads[at][0][0])}
+            others = (x for y, _ in reads[i] if y is not t for x in _line(ops, reads, y))
+            if any(id(x) in rows for x in others):
+                found[i] = at
+    return found
+
+
+def _beginnings(ops: Sequence[KernelOp], reads: Sequence[Sequence[tuple[Storage, bool]]]) -> list[int]:
+    """Per op, which op makes the last tensor of the line of its result; -1 for none."""
+    found = list[int]()
+    for i, (op, read) in enumerate(zip(ops, reads, strict=True)):
+        is_link = op.kind is Fusing.LOOP and len(read) == 1
+        maker = read[0][0].maker if is_link else i
+        found.append(found[maker] if 0 <= maker < i else maker)
+    return found
+
+
+def _line(
+    ops: Sequence[KernelOp], reads: Sequence[Sequence[tuple[Storage, bool]]], t: Storage
+) -> Iterator[Storage]:
+    """A tensor, and those that it is computed of by loops that read one tensor each."""
+    yield t
+    while t.maker >= 0 and ops[t.maker].kind is Fusing.LOOP and len(reads[t.maker]) == 1:
+        t = reads[t.maker][0][0]
+        yield t
+
+
+def reduces_rows(ops: Sequence[KernelOp], i: int, sizes: ShardSizes) -> bool:
+    """Whether an op reduces the rows of a tensor, each of which fits into one block of threads."""
+    op = ops[i]
+    if i < 0 or op.name not in REDUCTIONS or not isinstance(op.step, Compute):
+        return False
+    read, written = op.reads[0], op.writes[0]
+    if tuple(op.step.node.params["axes"]) != (len(sizes.shape(read[0])) - 1,):
+        return False
+    return 1 < sizes.elements(read) / max(sizes.elements(written), 1) <= LONGEST_ROW

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from sbp.passes.physical.diamonds import diamonds, reduces_rows
 from sbp.passes.physical.fusing import (
     COSTLY,
     PARTIAL,
@@ -23,7 +22,9 @@ from sbp.passes.physical.fusing import (
     Fusing,
     KernelOp,
     ShardSizes,
+    diamonds,
     op_of,
+    reduces_rows,
 )
 from sbp.passes.physical.program import Box, Compute, Version, barrier_of
 from sbp.passes.program.graph import Const

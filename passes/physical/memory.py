@@ -11,7 +11,7 @@ Of what fusion leaves in memory (kernels.py):
   pipeliner), and so holds for one trip more; the first trip then runs before the loop (trips.py).
 - What is gathered along an inner dim is turned over: what it updates is written apart (layouts.py). Ops hold
   more inside: exchanges of rows what they send (communication/wire.py), gradients of max pooling where the
-  maxima are (pools.py), convolutions their operands as the library wants them (convolutions.py).
+  maxima are, convolutions their operands as the library wants them (layouts.py).
 - An all-reduce adds up in place: its result lies where its operand was made. Those that XLA sends as one are
   packed into a space of their own (schedule_nodes.py).
 - What is made of little comes as late as it can, and what makes space as early as it can (order.py); where
@@ -26,16 +26,13 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sbp.passes.physical.convolutions import Copy, copies
 from sbp.passes.physical.fusing import PRODUCTS, Fusing, KernelOp, Seconds, ShardSizes
-from sbp.passes.physical.invariant import read_in_loops
 from sbp.passes.physical.kernels import Buffer, Kernels, is_row_by_row, kernels
-from sbp.passes.physical.layouts import Turned, turned
+from sbp.passes.physical.layouts import Copy, Turned, copies, places, turned
 from sbp.passes.physical.order import BodyOrder, Turns, turns
-from sbp.passes.physical.pools import places
 from sbp.passes.physical.program import Border, Box, Physical, Step, Version
 from sbp.passes.physical.schedule_nodes import sent_together
-from sbp.passes.physical.trips import TripOps, peeled_ops, sent_later, sunk_into, trip_ops
+from sbp.passes.physical.trips import TripOps, peeled_ops, read_in_loops, sent_later, sunk_into, trip_ops
 from sbp.passes.physical.whole import WholeProgram
 
 

@@ -14,10 +14,9 @@ from typing import TypeGuard
 from sbp.compat import core
 from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.clusters import Cluster, op_count
-from sbp.passes.plan.later import is_plain
+from sbp.passes.plan.later import is_cut, is_plain
 from sbp.passes.plan.model import ChosenSignatures
 from sbp.passes.plan.traffic import OpTraffic
-from sbp.passes.plan.unwritten import is_cut
 from sbp.passes.program.graph import Const, Node, Operand, Value, make_node
 from sbp.passes.program.trace import prune
 from sbp.rules import Row

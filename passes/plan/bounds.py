@@ -1,15 +1,123 @@
-"""Bounds that hold however versions of a value are made from each other."""
+"""What bounds say: which states can matter at all, and what no plan can be cheaper than.
+
+On three and four axes an op has hundreds or thousands of strategies, and most of them cost far more than any
+good plan can afford: all devices computing the same, say. Sweeps over indexed tables (indexed.py) bound from
+below what a plan with each state costs; only states below a level stay, and the solver (solve.py) searches
+over those. If what it finds is not above the level, then no state that was left out is in a better plan, and
+the answer is as exact as without all this; otherwise the level is raised.
+"""
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from sbp.passes.boxing.paths import Boxings
+from sbp.passes.plan import constants
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cost import Shards, kernel_seconds_of, seconds_of
 from sbp.passes.plan.effort import Effort
+from sbp.passes.plan.flat import Indices
+from sbp.passes.plan.indexed import IndexedNetwork
 from sbp.passes.plan.model import Boundary, Model
-from sbp.passes.plan.narrow import solve_indexed
+from sbp.passes.plan.network import Infeasible, Solution
+from sbp.passes.plan.solve import Progress, solve
+from sbp.passes.plan.wide import sweep_wide, wide_network
 from sbp.passes.program.control import assumed_trips
 from sbp.passes.program.graph import Node
+
+
+class Narrowing:
+    """An indexed network, the bound on it, and what a plan with each state costs at least."""
+
+    def __init__(
+        self, network: IndexedNetwork, dtype: type = np.float32, effort: Effort | None = None
+    ) -> None:
+        self.network, self.effort = network, effort or Effort()
+        self.wide = wide_network(network, dtype)
+        self.theta = np.concatenate([network.unary[node] for node in network.order])
+        self.messages = np.zeros(int(self.wide.message[-1]))
+        self.at_least = np.full(self.theta.size, -np.inf)
+        self.bound = -np.inf
+        self.rounding = 8.0 * float(np.finfo(dtype).eps)
+
+    def sweep(self) -> None:
+        """There and back, once."""
+        self.effort.count.add(constants.SWEPT_CELL_SECONDS * self.wide.cells)
+        for forward in (True, False):
+            excess = np.zeros(self.theta.size)
+            bound, noise = sweep_wide(self.wide, self.theta, self.messages, excess, forward, self.rounding)
+            if self.bound > -np.inf:
+                np.maximum(self.at_least, self.bound + excess - noise, out=self.at_least)
+            self.bound = bound - noise
+
+    def converge(self) -> None:
+        """Sweeps until they hardly raise the bound."""
+        while True:
+            before = self.bound
+            self.sweep()
+            if self.bound - before <= constants.PROGRESS * abs(self.bound) or self.effort.is_spent:
+                return
+
+    def release(self) -> None:
+        """Lets go of the tables, a gigabyte on four axes: no sweep follows."""
+        self.wide = self.wide._replace(pool=self.wide.pool[:0].copy())
+
+    def level(self, cells: float) -> float:
+        """The highest of some levels above the bound below which the tables have at most so many cells."""
+        for part in constants.LEVELS:
+            level = self.bound + part * abs(self.bound)
+            if self.network.kept_cells(self.kept(level)) <= cells:
+                break
+        return level
+
+    def kept(self, level: float) -> list[Indices]:
+        """Per node of the network, the states with which a plan may cost less than the level."""
+        per_node = np.split(self.at_least, self.wide.offsets[1:-1])
+        found: list[Indices] = [np.zeros(0, dtype=np.int64)] * len(per_node)
+        for node, bounds in zip(self.network.order.tolist(), per_node, strict=True):
+            found[node] = np.flatnonzero(bounds < level)
+        return found
+
+
+def solve_indexed(
+    network: IndexedNetwork, *, effort: Effort | None = None, progress: Progress | None = None
+) -> Solution:
+    """Cheapest assignment of an indexed network, with a bound as good as that of `solve`.
+
+    Raises:
+      Infeasible: when every assignment contains an infinite cost.
+    """
+    if network.cells <= constants.DENSE_CELLS:
+        return solve(network.dense(), effort=effort, progress=progress)
+    dtype = np.float64 if network.cells <= constants.WRITTEN_CELLS else np.float32
+    narrowing = Narrowing(network, dtype, effort)
+    narrowing.converge()
+    narrowing.release()
+    return _search(network, narrowing, progress)
+
+
+def _search(network: IndexedNetwork, narrowing: Narrowing, progress: Progress | None) -> Solution:
+    """The best over the states below a level, which is raised to what that costs if that is above it."""
+    level = narrowing.level(constants.WRITTEN_CELLS)
+    while True:
+        kept = narrowing.kept(level)
+        try:
+            if not all(keep.size for keep in kept):
+                raise Infeasible  # nothing is below the level
+            found = solve(network.dense(kept), effort=narrowing.effort, progress=progress)
+        except Infeasible:
+            if all(keep.size == theta.size for keep, theta in zip(kept, network.unary, strict=True)):
+                raise
+            level += constants.LEVEL_GROWTH * (level - narrowing.bound)
+            continue
+        states = tuple(int(keep[s]) for keep, s in zip(kept, found.states, strict=True))
+        # What is left out costs at least the level.
+        answer = Solution(states, found.cost, min(found.bound, level, found.cost))
+        if answer.gap == 0.0 or found.bound < level or narrowing.effort.is_spent:
+            return answer
+        if network.kept_cells(narrowing.kept(found.cost)) > constants.RESULT_CELLS:
+            return answer
+        level = found.cost
 
 
 def relaxed_bound(

@@ -9,8 +9,7 @@ import numpy as np
 
 from sbp.passes.plan import constants
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.network import CostNetwork, Infeasible, Table
-from sbp.passes.plan.parts import parts_of
+from sbp.passes.plan.network import CostNetwork, Infeasible, Table, parts_of
 from sbp.passes.plan.reduce import Reduction
 from sbp.passes.plan.tables import TableStore
 

@@ -7,6 +7,7 @@ lie next to each other in memory. Equal tables (the same object) are there once,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -152,3 +153,28 @@ def ranges(starts: Indices, lengths: Indices) -> Indices:
     before = np.cumsum(lengths) - lengths
     found: Indices = np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
     return found
+
+
+def combinations(sizes: tuple[int, ...]) -> Indices:
+    """All combinations of so many states, `[nodes, combinations]` in lexicographic order.
+
+    A node of one state is no dim: NumPy's arrays have 64 at most, and a network that is all but decided has
+    thousands of such nodes.
+    """
+    states = np.zeros((len(sizes), math.prod(sizes)), np.int64)
+    free = [node for node, size in enumerate(sizes) if size > 1]
+    if free:
+        states[free] = np.indices([sizes[node] for node in free]).reshape(len(free), -1)
+    return states
+
+
+def all_costs(network: CostNetwork) -> tuple[NDArray[np.intp], Table]:
+    """All combinations, `[nodes, combinations]` in lexicographic order, and what they cost."""
+    sizes = tuple(theta.size for theta in network.unary)
+    states = combinations(sizes)
+    total = np.zeros(states.shape[1])
+    for node, theta in enumerate(network.unary):
+        total += theta[states[node]]
+    for i, j, table in network.edges:
+        total += table[states[i], states[j]]
+    return states, total

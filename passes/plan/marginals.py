@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 
 from sbp.passes.plan import constants
 from sbp.passes.plan.budget import Load
-from sbp.passes.plan.dual import Dual
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat import flat_network
-from sbp.passes.plan.network import CostNetwork, Infeasible, Solution, Table
-from sbp.passes.plan.parts import ceiling_of, restricted
+from sbp.passes.plan.network import CostNetwork, Infeasible, Solution, Table, ceiling_of, restricted
 from sbp.passes.plan.reduce import Reduction, reduce_network
 from sbp.passes.plan.solve import solve
+from sbp.passes.plan.sweeps import Dual
 
 HeldStates = Mapping[int, int]
 """One alternative: by variable, its state."""

@@ -25,12 +25,11 @@ from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.clusters import Cluster, Recomputed, op_count
 from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.indexed import IndexedTable, written_down
-from sbp.passes.plan.later import LaterUses, UseSpan, is_plain
+from sbp.passes.plan.later import NOWHERE, Later, LaterUses, Unwritten, UseSpan, is_plain
 from sbp.passes.plan.model import Boundary, ChosenSignatures, ValueUse
 from sbp.passes.plan.network import Table
 from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.traffic import Lifetime
-from sbp.passes.plan.unwritten import NOWHERE, Later, Unwritten
 from sbp.passes.program.graph import Const, Node, Value
 from sbp.passes.program.views import communication_of
 from sbp.signature import B, NdSbp, Partial

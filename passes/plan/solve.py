@@ -11,13 +11,11 @@ import numpy as np
 
 from sbp.passes.plan import constants, forests, sweeps
 from sbp.passes.plan.budget import Budget, Fitted, Load, flat_budget
-from sbp.passes.plan.combined import Known, Together, cheapest_states, on_states, together
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.every import all_costs
-from sbp.passes.plan.flat import Indices
-from sbp.passes.plan.improving import Improving
+from sbp.passes.plan.flat import Indices, all_costs
+from sbp.passes.plan.improving import Improving, Known, Together, cheapest_states, on_states, together
 from sbp.passes.plan.network import CostNetwork, Infeasible, Solution
-from sbp.passes.plan.peak import least_peak
+from sbp.passes.plan.prices import least_peak
 
 Progress = Callable[[float, float], None]
 """Is told, now and then: the least cost found so far, and the bound so far."""

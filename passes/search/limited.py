@@ -1,23 +1,27 @@
 """A planning problem under a limit on memory: its plans keep the limit, as the evaluator says.
 
-Collectives count as far as they are exposed in the shortest of the plans that it starts from.
-What the search counts (plan/room.py) is not what the evaluator finds. So the search is told what a solution
-needs beyond its count, and goes on, until the evaluator agrees.
+Collectives count as far as they are exposed in the shortest of the plans that it starts from. What the search
+counts (plan/room.py) is not what the evaluator finds. So the search is told what a solution needs beyond its
+count, and goes on, until the evaluator agrees. It counts values, the evaluator what XLA's kernels leave, in
+XLA's order: less room at the time of a plan's peak is all that is wrong then, and at other times nothing
+changes.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from sbp.passes.boxing.paths import Boxings
-from sbp.passes.physical.evaluate import HOLES
+from sbp.passes.physical.evaluate import HOLES, Evaluator
 from sbp.passes.physical.exposure import Clock
 from sbp.passes.physical.memory import SmallestPeak
-from sbp.passes.physical.missed import missed_loads
+from sbp.passes.physical.program import Compute, Version
 from sbp.passes.plan import constants
-from sbp.passes.plan.budget import Budget, Fitted
+from sbp.passes.plan.budget import Budget, Fitted, Load
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.descent import Descent
 from sbp.passes.plan.effort import Effort
@@ -29,8 +33,10 @@ from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.seeds import SEQUENCE_3, TENSOR, ZERO_3, ZERO_3_ANY, seed_name
 from sbp.passes.plan.solve import Progress, Solver
+from sbp.passes.program.graph import Const
 from sbp.passes.search.pool import PlanCandidate, Pool
 from sbp.passes.search.space import Space
+from sbp.signature import NdSbp
 
 FITTING = (ZERO_3, ZERO_3_ANY, SEQUENCE_3, TENSOR)
 """Parallelisms that keep parts of what others keep whole, for all axes alike."""
@@ -230,3 +236,66 @@ class LimitedSpace(Space):
         """The plan of this space with the shortest step; another one where there is none."""
         own = [x for x in self.pool.counted if x.states in self.seen]
         return min(own, key=lambda x: x.times.step_seconds, default=other)
+
+
+def missed_loads(
+    evaluator: Evaluator, model: RoomModel, budget: Budget, states: Sequence[int]
+) -> tuple[Load, ...]:
+    """What is not counted around the time of a plan's peak; nothing where more is counted there, or nothing
+    says when it is.
+
+    Arguments:
+      evaluator: of the plan's program.
+      states: of the model, what was chosen.
+    """
+    at = time_of_peak(evaluator, model)
+    if at is None:
+        return ()
+    around = max(1, round(constants.NEAR_PART * model.end))
+    start, end = at - around, at + around + 1
+    waiting = tuple(unsent_loads(evaluator, model, budget, states, end))
+    counted = Budget((*budget.loads, *waiting), budget.limit).peak_bytes(states, start, end)
+    more = evaluator.peak_bytes() - counted
+    return (*waiting, Load(-1, start, end, np.array([more]))) if more > 0.0 else waiting
+
+
+def unsent_loads(
+    evaluator: Evaluator, model: RoomModel, budget: Budget, states: Sequence[int], end: int
+) -> Iterator[Load]:
+    """What waits until it is sent with others, such as gradients of several layers: choosing to send it
+    frees nothing before.
+
+    Arguments:
+      end: of the time until which it was seen to wait.
+    """
+    own = set(map(id, model.loads))
+    counted = {x.node: x.end for x in budget.loads if id(x) not in own}
+    there, waits = {x.version for x in evaluator.at_peak}, set[Hashable]()
+    sent = dict[int, tuple[Hashable, NdSbp]]()
+    for v, once in model.boxed_once.items():
+        lies, made = model.states[once.copy], once.supply.needs[states[once.supply.variable]]
+        value = model.graph.values[v]
+        sent[v] = (value.shape, str(value.dtype), made), made
+        if states[once.copy] < len(lies) // 2 and (v, made) in there:
+            waits.add(sent[v][0])
+    for v, (kind, made) in sent.items():
+        # Another one that would be sent waits too, as those of other layers do.
+        once = model.boxed_once[v]
+        half = len(model.states[once.copy]) // 2
+        start = max(once.at + 1, counted.get(once.copy, 0))
+        is_gone = states[once.copy] < half and (v, made) not in there
+        if kind in waits and not is_gone and start < end:
+            sizes = np.zeros(2 * half)
+            sizes[:half] = model.held(v, (made,))[0]
+            yield Load(once.copy, start, end, sizes)
+
+
+def time_of_peak(evaluator: Evaluator, model: RoomModel) -> int | None:
+    """When a plan has its peak, by the times of the model: when the last is made of what is there."""
+    p = evaluator.physical
+    makers = {v: s.node.id for s in p.steps if isinstance(s, Compute) for v in s.node.outputs}
+    ends: set[Version] = {*zip(p.graph.inputs, p.inputs, strict=True)}
+    ends |= {(x, nd) for x, nd in zip(p.graph.outputs, p.outputs, strict=True) if not isinstance(x, Const)}
+    made = (makers.get(x.version[0], -1) for x in evaluator.at_peak if x.version not in ends)
+    times = model.times
+    return max((times[i][0] for i in made if i in times), default=None)

@@ -17,19 +17,17 @@ from sbp.passes.physical.evaluate import OVERLAPPING, Evaluator
 from sbp.passes.physical.exposure import Clock
 from sbp.passes.physical.memory import SmallestPeak
 from sbp.passes.plan import constants
-from sbp.passes.plan.bounds import least_seconds
+from sbp.passes.plan.bounds import least_seconds, solve_indexed
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.grouped import axes_alike, axis_groups
 from sbp.passes.plan.indexed import IndexedNetwork
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
-from sbp.passes.plan.narrow import solve_indexed
 from sbp.passes.plan.network import Infeasible
 from sbp.passes.plan.priced import states_of
 from sbp.passes.plan.seeds import seeds_for
 from sbp.passes.request import Request
 from sbp.passes.search.explore import Explorer
-from sbp.passes.search.floor import CutModel, CutOff, add_floor
+from sbp.passes.search.floor import CutModel, CutOff, add_floor, axes_alike, axis_groups
 from sbp.passes.search.limited import LimitedProblem, LimitedSpace
 from sbp.passes.search.pool import PlanCandidate, Pool
 from sbp.passes.search.space import Space

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from sbp.passes.physical.exposure import Clock, Exposure, Shares
-from sbp.passes.plan.descent import Descent
+from sbp.passes.plan.descent import Descent, fold_if_alike
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.fold import fold_if_alike
 from sbp.passes.plan.model import Model
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 from sbp.passes.plan.seeds import SeedTensors, SeedUse, restricted, tensors_of

@@ -29,7 +29,7 @@ from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.recompute import with_copies
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.clusters import Recomputed
-from sbp.passes.plan.every import all_costs
+from sbp.passes.plan.flat import all_costs
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model, boxing_of
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.plan.rest import rest_signatures

@@ -2,7 +2,7 @@
 
 import random
 
-from sbp.passes.physical.combining import COMBINED_BYTES, combined, in_order
+from sbp.passes.physical.schedule_nodes import COMBINED_BYTES, combined, units_in_order
 
 HALF = COMBINED_BYTES / 2
 
@@ -30,7 +30,7 @@ def test_a_large_one_alone() -> None:
 def test_sets_that_wait_for_each_other_are_taken_apart() -> None:
     """0 and 3 of one set, 1 and 2 of another: 1 waits for 0, and 3 for 2."""
     makers: list[list[int]] = [[], [0], [], [2]]
-    assert in_order(makers, [(0, 3), (1, 2)]) == [(0,), (1,), (2,), (3,)]
+    assert units_in_order(makers, [(0, 3), (1, 2)]) == [(0,), (1,), (2,), (3,)]
 
 
 def test_in_an_order_that_can_run() -> None:
@@ -39,7 +39,7 @@ def test_in_an_order_that_can_run() -> None:
         n = 12
         makers = [sorted(rng.sample(range(i), min(i, rng.randrange(3)))) for i in range(n)]
         sent = {i: (rng.randrange(2), HALF / 2) for i in range(n) if rng.random() < 0.6}
-        units = in_order(makers, combined(makers, sent))
+        units = units_in_order(makers, combined(makers, sent))
         assert sorted(i for unit in units for i in unit) == list(range(n))
         done = set[int]()
         for unit in units:

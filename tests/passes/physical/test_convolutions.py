@@ -8,9 +8,9 @@ import pytest
 from jax import lax
 
 import sbp
-from sbp.passes.physical.convolutions import copies
 from sbp.passes.physical.fusing import ShardSizes, op_of
 from sbp.passes.physical.kernels import kernels
+from sbp.passes.physical.layouts import copies
 
 ONE = sbp.placement("h100", shape=(1,))
 IMAGE, KERNEL = (8, 16, 16, 32), (3, 3, 32, 32)

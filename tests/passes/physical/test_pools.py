@@ -9,8 +9,8 @@ from jax import lax
 import sbp
 from sbp.passes.physical.fusing import ShardSizes, op_of
 from sbp.passes.physical.kernels import kernels
+from sbp.passes.physical.layouts import Places, places
 from sbp.passes.physical.order import turns
-from sbp.passes.physical.pools import Places, places
 
 IMAGE = (16, 32, 32, 64)
 BYTES = 4 * 16 * 32 * 32 * 64

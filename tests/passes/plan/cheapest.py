@@ -1,10 +1,10 @@
 """The cheapest plan one thing after the other, with its proven bound: what the search begins with."""
 
 from sbp.passes.boxing.paths import Boxings
+from sbp.passes.plan.bounds import solve_indexed
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.indexed import IndexedNetwork
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
-from sbp.passes.plan.narrow import solve_indexed
 
 
 def choose(candidates: Candidates, boundary: Boundary, boxings: Boxings) -> ChosenSignatures:

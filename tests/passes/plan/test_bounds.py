@@ -10,7 +10,7 @@ import pytest
 import sbp
 from sbp.passes.physical.exposure import Clock
 from sbp.passes.plan.bounds import least_kernel_seconds, least_seconds
-from sbp.passes.plan.every import all_costs
+from sbp.passes.plan.flat import all_costs
 from sbp.passes.spec import SpecError, check_plan
 from tests.passes.search.test_explore import HARDWARE, SLOW, beside, chain, problem, sent_twice, summed
 

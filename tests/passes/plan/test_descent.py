@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from sbp.passes.plan.budget import Budget, Load
-from sbp.passes.plan.descent import Descent
+from sbp.passes.plan.descent import Descent, numbers_of
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.fold import numbers_of
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.plan.solve import solve
 

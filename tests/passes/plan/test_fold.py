@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sbp.passes.plan.fold import fold
+from sbp.passes.plan.descent import fold
 from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.solve import solve
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sbp.passes.plan import constants
+from sbp.passes.plan.bounds import Narrowing, solve_indexed
 from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable
-from sbp.passes.plan.narrow import Narrowing, solve_indexed
 from sbp.passes.plan.network import Infeasible
 from tests.passes.plan.brute import brute_force
 

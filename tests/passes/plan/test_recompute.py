@@ -12,7 +12,7 @@ from sbp.passes.physical.exposure import Clock
 from sbp.passes.plan.budget import Budget
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.model import Model
-from sbp.passes.plan.parts import restricted
+from sbp.passes.plan.network import restricted
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.solve import solve, solve_within

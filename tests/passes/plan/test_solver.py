@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from sbp.passes.plan import constants, tables
-from sbp.passes.plan.dual import Dual
 from sbp.passes.plan.eliminate import plan_elimination
 from sbp.passes.plan.flat import flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Solution, Table
 from sbp.passes.plan.reduce import reduce_network
 from sbp.passes.plan.solve import solve
+from sbp.passes.plan.sweeps import Dual
 from tests.passes.plan.brute import brute_force
 
 KINDS = ("real", "integer ties", "integer ties and forbidden", "bijections")

@@ -14,9 +14,9 @@ import sbp
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.program import Compute
+from sbp.passes.plan.later import NOWHERE, Later
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.plan.solve import solve
-from sbp.passes.plan.unwritten import NOWHERE, Later
 from sbp.passes.program.trace import trace
 from tests.passes.plan.test_optimal import problem
 

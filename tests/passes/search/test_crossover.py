@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sbp.passes.plan.network import CostNetwork
-from sbp.passes.search.crossover import Crossover, with_part
+from sbp.passes.search.explore import Crossover, with_part
 
 STATES = 3
 

@@ -11,13 +11,11 @@ import pytest
 
 import sbp
 from sbp.passes.physical.exposure import Clock
-from sbp.passes.plan.bounds import least_seconds
+from sbp.passes.plan.bounds import least_seconds, solve_indexed
 from sbp.passes.plan.effort import Effort, WorkCount, until_over
-from sbp.passes.plan.grouped import axes_alike
 from sbp.passes.plan.model import Model
-from sbp.passes.plan.narrow import solve_indexed
 from sbp.passes.search import search
-from sbp.passes.search.floor import CutModel, CutOff, add_floor
+from sbp.passes.search.floor import CutModel, CutOff, add_floor, axes_alike
 from sbp.passes.search.pool import Pool
 from tests.golden import two_stages
 from tests.passes.plan.cheapest import choose

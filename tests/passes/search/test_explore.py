@@ -20,7 +20,7 @@ from sbp.passes.physical.exposure import Clock, Exposure, phases_of
 from sbp.passes.plan import constants
 from sbp.passes.plan.candidates import enumerate_candidates
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.every import all_costs
+from sbp.passes.plan.flat import all_costs
 from sbp.passes.plan.model import ChosenSignatures, Model
 from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.pins import boundary

@@ -17,7 +17,7 @@ from sbp.passes.physical.merged import merge_ops
 from sbp.passes.plan import constants
 from sbp.passes.plan.budget import Load
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.every import all_costs
+from sbp.passes.plan.flat import all_costs
 from sbp.passes.plan.model import Model
 from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.recompute import RecomputingModel

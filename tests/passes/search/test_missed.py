@@ -13,10 +13,10 @@ from sbp import P, S
 from sbp.passes.physical.evaluate import HOLES, Evaluator
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.memory import Live
-from sbp.passes.physical.missed import missed_loads, time_of_peak, unsent_loads
 from sbp.passes.plan.budget import Budget, Load
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.plan.solve import solve
+from sbp.passes.search.limited import missed_loads, time_of_peak, unsent_loads
 from tests.passes.physical.test_recompute import GIVEN, PLAIN
 
 MODEL = RecomputingModel(*GIVEN, 1e6, (), HOLES)
