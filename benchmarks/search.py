@@ -30,7 +30,7 @@ from sbp.errors import SbpError
 from sbp.passes.plan import constants, solve
 from sbp.passes.plan.candidates import Strategy
 from sbp.passes.plan.effort import WorkCount
-from sbp.passes.search import explore, limited, search, space
+from sbp.passes.search import explore, limited, pool, search
 
 
 def classifier_case(choice: str, shape: Sequence[int], layers: int) -> Case:
@@ -70,11 +70,11 @@ def _as_found(space: limited.LimitedSpace, search: Any, fitted: Any, _: Any) -> 
 PARTS: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
     "folded networks": ((constants, "ALIKE_PART", 0.0),),
     "parallelisms by name": ((search, "seeds_for", lambda *_: ()),),
-    "parallelisms of the cheapest plan left out": ((space.Space, "allows_cheapest", _nothing),),
+    "parallelisms of the cheapest plan left out": ((pool.Space, "allows_cheapest", _nothing),),
     "signatures that reduce first": ((Strategy, "partial_results", 0),),
     "what is exposed": ((explore.Explorer, "go_on", lambda _, chain: setattr(chain, "is_over", True)),),
     "parts of other plans": ((explore.Explorer, "cross", lambda *_: False),),
-    "plans near others": ((space.Space, "near", _nothing), (limited.LimitedSpace, "near", _nothing)),
+    "plans near others": ((pool.Space, "near", _nothing), (limited.LimitedSpace, "near", _nothing)),
     "shaken shares": ((explore.Explorer, "shake", lambda *_: False),),
     "limits near a plan": (
         (limited.LimitedSpace, "counted_limit", _nothing),

@@ -10,8 +10,7 @@ from sbp.passes.explain.choices import PlanFigures
 from sbp.passes.explain.collectives import communicating
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.physical.evaluate import OVERLAPPING, Evaluator
-from sbp.passes.physical.flow import Flow
-from sbp.passes.physical.program import Box, Physical
+from sbp.passes.physical.program import Box, Flow, Physical
 from sbp.passes.plan.bounds import least_kernel_seconds
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.record import ChoiceRecord

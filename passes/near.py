@@ -16,13 +16,11 @@ import numpy as np
 from sbp.annotation import Pin, annotate_p
 from sbp.passes.chain import Listed
 from sbp.passes.explain.targets import Target
-from sbp.passes.physical.flow import Flow
-from sbp.passes.physical.program import Border, Physical
+from sbp.passes.physical.program import Border, Flow, Physical
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable
 from sbp.passes.plan.marginals import HeldStates
 from sbp.passes.plan.model import Boundary, Model
-from sbp.passes.plan.network import CostNetwork, Infeasible, Table
+from sbp.passes.plan.network import CostNetwork, IndexedNetwork, IndexedTable, Infeasible, Table
 from sbp.passes.plan.solve import solve
 from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Graph, Node, Value, make_node, numbered

@@ -10,8 +10,7 @@ from sbp.passes.explain.collectives import Inside, communicating
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.reasons import Reasons
 from sbp.passes.explain.targets import Target
-from sbp.passes.physical.flow import Flow
-from sbp.passes.physical.program import Box, Physical
+from sbp.passes.physical.program import Box, Flow, Physical
 from sbp.passes.program.graph import Const, Node
 from sbp.passes.program.names import PHASES, Names, common, without_indices
 from sbp.passes.sent_tensors import GRADIENT, moves_of

@@ -41,8 +41,7 @@ from sbp.passes.program.trace import Traced
 from sbp.passes.removal import RowsSearch, tensor_choices
 from sbp.passes.request import Request
 from sbp.passes.search.explore import shortest
-from sbp.passes.search.pool import PlanCandidate, Pool
-from sbp.passes.search.space import Space
+from sbp.passes.search.pool import PlanCandidate, Pool, Space
 from sbp.passes.sent_tensors import cause_of, sent_target
 from sbp.signature import NdSbp, Partial, format_sbp, normalise
 

@@ -7,8 +7,7 @@ from typing import TypeAlias
 
 from sbp.communication.protocol import Communication
 from sbp.passes.boxing.moves import Move
-from sbp.passes.physical.flow import Flow
-from sbp.passes.physical.program import Border, Box, Compute, Physical, Version
+from sbp.passes.physical.program import Border, Box, Compute, Flow, Physical, Version
 from sbp.passes.plan.candidates import Strategy, pin_of
 from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const, Node, Source

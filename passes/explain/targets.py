@@ -8,8 +8,7 @@ from functools import cached_property
 from sbp.compat.untyped import DType
 from sbp.errors import ArgumentError, Problem
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.physical.flow import Flow
-from sbp.passes.physical.program import Physical
+from sbp.passes.physical.program import Flow, Physical
 from sbp.passes.program.graph import Const, Graph
 from sbp.passes.program.names import Names, common, without_indices
 from sbp.signature import NdSbp, format_sbp

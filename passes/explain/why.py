@@ -10,8 +10,7 @@ from sbp.passes.explain.collectives import Inside, communicating
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.words import kind_text, over_text, tensor_text
 from sbp.passes.physical.evaluate import executed
-from sbp.passes.physical.flow import Flow
-from sbp.passes.physical.program import Compute, Physical
+from sbp.passes.physical.program import Compute, Flow, Physical
 from sbp.passes.plan.candidates import Candidates, Strategy, enumerate_candidates
 from sbp.passes.plan.cost import node_seconds
 from sbp.passes.plan.model import boxing_of

@@ -20,7 +20,7 @@ from sbp.passes.boxing.links import Network
 from sbp.passes.physical.fusing import PRODUCTS, KernelOp, Seconds, ShardSizes, believed_product, op_of
 from sbp.passes.physical.kernels import kernels
 from sbp.passes.physical.memory import Live, Peak, Spaces, peak, swept
-from sbp.passes.physical.order import BodyOrder
+from sbp.passes.physical.order import BodyOrder, WholeProgram, has_loops, whole_program
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version
 from sbp.passes.physical.scheduled import (
     MOVE,
@@ -34,7 +34,6 @@ from sbp.passes.physical.scheduled import (
 )
 from sbp.passes.physical.sections import Sections, sections_of
 from sbp.passes.physical.trips import trip_ops
-from sbp.passes.physical.whole import WholeProgram, has_loops, whole_program
 from sbp.passes.plan.cost import communication_seconds, node_seconds
 from sbp.passes.program.control import assumed_trips, trips
 from sbp.passes.program.graph import Const, Node

@@ -29,11 +29,10 @@ from dataclasses import dataclass, replace
 from sbp.passes.physical.fusing import PRODUCTS, Fusing, KernelOp, Seconds, ShardSizes
 from sbp.passes.physical.kernels import Buffer, Kernels, is_row_by_row, kernels
 from sbp.passes.physical.layouts import Copy, Turned, copies, places, turned
-from sbp.passes.physical.order import BodyOrder, Turns, turns
+from sbp.passes.physical.order import BodyOrder, Turns, WholeProgram, turns
 from sbp.passes.physical.program import Border, Box, Physical, Step, Version
 from sbp.passes.physical.schedule_nodes import sent_together
 from sbp.passes.physical.trips import TripOps, peeled_ops, read_in_loops, sent_later, sunk_into, trip_ops
-from sbp.passes.physical.whole import WholeProgram
 
 
 @dataclass(frozen=True, slots=True)

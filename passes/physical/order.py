@@ -1,7 +1,9 @@
 """In which order kernels run, and from when until when a collective holds memory.
 
 XLA:GPU first finds an order that takes little memory, and then hides collectives behind kernels
-(latency_hiding.py), as long as there is memory for it.
+(latency_hiding.py), as long as there is memory for it. How long a step takes (scheduled.py) and what it holds
+(memory.py) are asked of the same kernels in the same order, unless first trips of loops run before these in
+memory. So they are merged and ordered once.
 """
 
 from __future__ import annotations
@@ -9,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sbp.passes.physical.fusing import PRODUCTS, Fusing, KernelOp, Seconds
-from sbp.passes.physical.kernels import Buffer, Kernels
+from sbp.passes.physical.fusing import PRODUCTS, Fusing, KernelOp, Seconds, ShardSizes
+from sbp.passes.physical.kernels import Buffer, Kernels, program_kernels
 from sbp.passes.physical.latency_hiding import hidden_order, plain_order
+from sbp.passes.physical.program import Border, Step, Version
 from sbp.passes.physical.schedule_nodes import (
     ScheduleNode,
     hiding_ops,
@@ -231,3 +234,47 @@ def _hasten(k: Kernels, when: list[float], elsewhere: Collection[Buffer], togeth
         reduces = op.kind is Fusing.ROOT and makes < sum(t.bytes for t in k.read[i])
         if ready + 1 < when[i] and (freed >= makes or reduces):
             when[i] = ready + 0.25
+
+
+@dataclass(frozen=True)
+class WholeProgram:
+    """A program as its kernels.
+
+    Arguments:
+      kept: versions that are needed after the last op.
+      there: versions that are there before the first one.
+      together: collectives that are sent as one.
+      order: collectives hidden.
+    """
+
+    k: Kernels
+    sizes: ShardSizes
+    kept: Sequence[Version]
+    there: Sequence[Version]
+    together: Sequence[tuple[int, ...]]
+    order: BodyOrder
+
+    @property
+    def sends(self) -> bool:
+        """Whether there are collectives to hide."""
+        return any(node.sends for node in self.order.nodes)
+
+
+def has_loops(steps: Iterable[Step]) -> bool:
+    """Whether a loop or a branch is among some steps."""
+    return any(isinstance(step, Border) for step in steps)
+
+
+def whole_program(sizes: ShardSizes, seconds: Seconds, known: dict[int, KernelOp]) -> WholeProgram:
+    """The kernels of a program.
+
+    Arguments:
+      sizes: of its tensors.
+      seconds: what the scheduler takes an op to be.
+      known: what ops are to fusion, which is added to.
+    """
+    physical = sizes.physical
+    there = list(dict.fromkeys(zip(physical.graph.inputs, physical.inputs, strict=True)))
+    k = program_kernels(sizes, known)
+    together = sent_together(k)
+    return WholeProgram(k, sizes, list(k.ends), there, together, hiding_order(k, together, seconds))

@@ -17,12 +17,11 @@ from sbp.passes.physical.fusing import KernelOp, ShardSizes, op_of
 from sbp.passes.physical.kernels import Buffer, Kernels, kernels
 from sbp.passes.physical.layouts import turned
 from sbp.passes.physical.merged import kernels_that_compute
-from sbp.passes.physical.order import BodyOrder, body_order, hiding_order
+from sbp.passes.physical.order import BodyOrder, WholeProgram, body_order, hiding_order
 from sbp.passes.physical.program import Border, Box, Compute, Step, Version
 from sbp.passes.physical.schedule_nodes import ScheduleNode, sent_together
 from sbp.passes.physical.sections import Sections
 from sbp.passes.physical.trips import sent_later, sunk_into, trip_ops
-from sbp.passes.physical.whole import WholeProgram
 from sbp.passes.program.control import assumed_trips
 
 SentId: TypeAlias = tuple[int, int]

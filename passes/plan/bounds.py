@@ -1,10 +1,10 @@
 """What bounds say: which states can matter at all, and what no plan can be cheaper than.
 
 On three and four axes an op has hundreds or thousands of strategies, and most of them cost far more than any
-good plan can afford: all devices computing the same, say. Sweeps over indexed tables (indexed.py) bound from
-below what a plan with each state costs; only states below a level stay, and the solver (solve.py) searches
-over those. If what it finds is not above the level, then no state that was left out is in a better plan, and
-the answer is as exact as without all this; otherwise the level is raised.
+good plan can afford: all devices computing the same, say. Sweeps over indexed tables (`IndexedTable`) bound
+from below what a plan with each state costs; only states below a level stay, and the solver (solve.py)
+searches over those. If what it finds is not above the level, then no state that was left out is in a better
+plan, and the answer is as exact as without all this; otherwise the level is raised.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,10 +16,8 @@ from sbp.passes.plan import constants
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cost import Shards, kernel_seconds_of, seconds_of
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.flat import Indices
-from sbp.passes.plan.indexed import IndexedNetwork
 from sbp.passes.plan.model import Boundary, Model
-from sbp.passes.plan.network import Infeasible, Solution
+from sbp.passes.plan.network import IndexedNetwork, Indices, Infeasible, Solution
 from sbp.passes.plan.solve import Progress, solve
 from sbp.passes.plan.wide import sweep_wide, wide_network
 from sbp.passes.program.control import assumed_trips

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sbp.passes.plan.flat import FlatNetwork, Indices
-from sbp.passes.plan.network import RELATIVE_NOISE, Table
+from sbp.passes.plan.flat import FlatNetwork
+from sbp.passes.plan.network import RELATIVE_NOISE, Indices, Table
 
 
 class Load(NamedTuple):

@@ -14,9 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sbp.passes.plan.network import CostNetwork, Table
-
-Indices = NDArray[np.int64]
+from sbp.passes.plan.network import CostNetwork, Indices, Table
 
 
 class FlatNetwork(NamedTuple):

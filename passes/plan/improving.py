@@ -19,8 +19,8 @@ from sbp.passes.plan import constants, forests, sweeps
 from sbp.passes.plan.budget import Budget, FlatBudget, Load, flat_budget, loads_on
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.eliminate import eliminate_parts
-from sbp.passes.plan.flat import Indices, flat_network
-from sbp.passes.plan.network import CostNetwork, Table, ceiling_of, least_of, restricted
+from sbp.passes.plan.flat import flat_network
+from sbp.passes.plan.network import CostNetwork, Indices, Table, ceiling_of, least_of, restricted
 from sbp.passes.plan.prices import Prices
 from sbp.passes.plan.reduce import reduce_network
 

@@ -19,9 +19,7 @@ from sbp.passes.boxing.paths import Boxing, Boxings
 from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.clusters import Cluster, Recomputed
 from sbp.passes.plan.cost import Shards, local_bytes, seconds_of
-from sbp.passes.plan.flat import Indices
-from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable, written_down
-from sbp.passes.plan.network import CostNetwork, Table
+from sbp.passes.plan.network import CostNetwork, IndexedNetwork, IndexedTable, Indices, Table, written_down
 from sbp.passes.plan.rest import allowed_at_rest
 from sbp.passes.program.control import assumed_trips, ports
 from sbp.passes.program.graph import Const, Graph, Node, Operand, Value

@@ -23,9 +23,8 @@ from sbp.passes.plan.budget import Load
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.clusters import Cluster
 from sbp.passes.plan.cost import local_bytes
-from sbp.passes.plan.indexed import IndexedNetwork, written_down
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model, ValueUse
-from sbp.passes.plan.network import Table
+from sbp.passes.plan.network import IndexedNetwork, Table, written_down
 from sbp.passes.plan.traffic import Lifetime, OperandCopy
 from sbp.passes.program.graph import Const
 from sbp.signature import NdSbp

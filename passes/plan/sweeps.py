@@ -11,8 +11,8 @@ import numpy as np
 from sbp.compat.machine_code import compiled
 from sbp.passes.plan import constants
 from sbp.passes.plan.effort import WorkCount
-from sbp.passes.plan.flat import FlatNetwork, Indices
-from sbp.passes.plan.network import Table
+from sbp.passes.plan.flat import FlatNetwork
+from sbp.passes.plan.network import Indices, Table
 
 
 @compiled

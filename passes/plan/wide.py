@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.compat.machine_code import compiled
-from sbp.passes.plan.flat import Indices, entries_of, starts_of
-from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable
-from sbp.passes.plan.network import Table
+from sbp.passes.plan.flat import entries_of, starts_of
+from sbp.passes.plan.network import IndexedNetwork, IndexedTable, Indices, Table
 
 _LOOK = 8
 """Rows between two looks at the dearest column."""

@@ -27,8 +27,7 @@ from sbp.passes.plan import constants
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.network import CostNetwork, Table, labels_of
 from sbp.passes.plan.seeds import SeedUse, seed_name
-from sbp.passes.search.pool import PlanCandidate, Pool
-from sbp.passes.search.space import Space
+from sbp.passes.search.pool import PlanCandidate, Pool, Space
 
 
 @dataclass

@@ -34,8 +34,7 @@ from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.seeds import SEQUENCE_3, TENSOR, ZERO_3, ZERO_3_ANY, seed_name
 from sbp.passes.plan.solve import Progress, Solver
 from sbp.passes.program.graph import Const
-from sbp.passes.search.pool import PlanCandidate, Pool
-from sbp.passes.search.space import Space
+from sbp.passes.search.pool import PlanCandidate, Pool, Space
 from sbp.signature import NdSbp
 
 FITTING = (ZERO_3, ZERO_3_ANY, SEQUENCE_3, TENSOR)

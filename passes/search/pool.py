@@ -1,14 +1,21 @@
-"""The pool: every plan that a search has looked at. The answer is its best, and nothing leaves it."""
+"""A planning problem as the search explores it (`Space`), and the pool: every plan that a search has looked
+at. The answer is its best, and nothing leaves it.
+"""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from sbp.passes.physical.evaluate import Evaluator
-from sbp.passes.physical.exposure import Clock, Shares, StepTimes
+from sbp.passes.physical.exposure import Clock, Exposure, Shares, StepTimes
 from sbp.passes.plan import constants
-from sbp.passes.plan.effort import WorkCount
-from sbp.passes.plan.model import ChosenSignatures
+from sbp.passes.plan.descent import Descent, fold_if_alike
+from sbp.passes.plan.effort import Effort, WorkCount
+from sbp.passes.plan.model import ChosenSignatures, Model
+from sbp.passes.plan.network import CostNetwork, Infeasible, Table
+from sbp.passes.plan.seeds import SeedTensors, SeedUse, restricted, tensors_of
+from sbp.passes.plan.solve import solve
 
 
 @dataclass(frozen=True)
@@ -93,3 +100,114 @@ class Pool:
         return math.isinf(self.limit_bytes) or not (
             candidate.is_over or candidate.memory_bytes > self.limit_bytes
         )
+
+
+class Space:
+    """A planning problem without a limit on memory.
+
+    Arguments:
+      model, network: of the problem.
+      clock: makes the programs of its plans.
+      donated: positions of the inputs whose memory the results may take.
+      bound: what no plan of it can be cheaper than.
+      cheapest: the states of its cheapest plan, where that is known.
+    """
+
+    solves = True
+    """Whether the cheapest plan, told what is exposed, may be worth more than one near the last."""
+
+    def __init__(
+        self,
+        model: Model,
+        network: CostNetwork,
+        clock: Clock,
+        donated: Sequence[int] = (),
+        bound: float = 0.0,
+        cheapest: Sequence[int] = (),
+    ) -> None:
+        self.model, self.network, self.clock, self.donated = model, network, clock, donated
+        self.bound, self.cheapest = bound, cheapest
+        self.seen: set[tuple[int, ...]] = set()
+
+    @cached_property
+    def exposure(self) -> Exposure:
+        """Problems in which collectives count as far as they are exposed."""
+        return Exposure(self.model, self.network)
+
+    @cached_property
+    def tensors(self) -> SeedTensors:
+        """What the tensors of the program are."""
+        return tensors_of(self.model.graph, self.model.boundary.ties)
+
+    def restricted(self, seed: Sequence[SeedUse]) -> tuple[Table, ...]:
+        """The costs of states, infinite where a parallelism does not allow them."""
+        return restricted(self.model, seed, self.tensors)
+
+    def allows_cheapest(self, unary: tuple[Table, ...]) -> bool:
+        """Whether the cheapest plan of all is known and among those that these costs of states allow."""
+        return bool(self.cheapest) and all(
+            math.isfinite(u[i]) for u, i in zip(unary, self.cheapest, strict=True)
+        )
+
+    def solved(
+        self,
+        unary: tuple[Table, ...],
+        source: str,
+        effort: Effort,
+        shares: Shares | None = None,
+    ) -> PlanCandidate | None:
+        """The cheapest plan; None if there is none, or it was looked at before.
+
+        Arguments:
+          unary: what states cost, infinite where they are not wanted.
+          shares: what part of moves counts; None for all of them.
+        """
+        network = CostNetwork(unary, self.network.edges)
+        folded = fold_if_alike(network if shares is None else self.exposure.weighted(shares, unary))
+        try:
+            found = solve(folded.network, effort=effort)
+        except Infeasible:
+            return None
+        return self.look_once(folded.expand(found.states), source, shares)
+
+    @cached_property
+    def descent(self) -> Descent:
+        """Looks for plans near known ones."""
+        return Descent(self.network, self.exposure.kinds)
+
+    def near(
+        self, unary: tuple[Table, ...], shares: Shares, at: PlanCandidate, source: str, effort: Effort
+    ) -> PlanCandidate | None:
+        """A cheap plan near another one; None if it was looked at before.
+
+        Arguments:
+          unary: what states cost, infinite where they are not wanted.
+          shares: what part of moves counts.
+        """
+        costs, parts = self.exposure.weighted_unary(shares, unary), self.exposure.parts(shares)
+        limit = self.counted_limit(at)
+        states = self.descent.run(costs, parts, at.states, at.times.seconds, effort, limit)
+        return self.look_once(states, source, shares)
+
+    def counted_limit(self, at: PlanCandidate) -> float | None:
+        """What may be counted near a plan; None for no limit of its own."""
+        return None
+
+    def keeps_limit(self, states: Sequence[int], at: PlanCandidate) -> bool:
+        """Whether states near a plan seem to keep what limit there is."""
+        return True
+
+    def look_once(
+        self, states: tuple[int, ...], source: str, shares: Shares | None = None
+    ) -> PlanCandidate | None:
+        """The plan of some states; None if there is none, or it was looked at before."""
+        if states in self.seen or not math.isfinite(self.network.cost(states)):
+            return None
+        return self.look(states, source, shares)
+
+    def look(self, states: tuple[int, ...], source: str, shares: Shares | None = None) -> PlanCandidate:
+        """The plan of some states."""
+        self.seen.add(states)
+        assignment = self.model.chosen(states, self.network.cost(states), self.bound)
+        takes = self.clock.program(assignment, self.donated)
+        return PlanCandidate(assignment, takes, self.clock, source, states, shares)

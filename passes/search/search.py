@@ -20,17 +20,15 @@ from sbp.passes.plan import constants
 from sbp.passes.plan.bounds import least_seconds, solve_indexed
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.indexed import IndexedNetwork
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
-from sbp.passes.plan.network import Infeasible
+from sbp.passes.plan.network import IndexedNetwork, Infeasible
 from sbp.passes.plan.priced import states_of
 from sbp.passes.plan.seeds import seeds_for
 from sbp.passes.request import Request
 from sbp.passes.search.explore import Explorer
 from sbp.passes.search.floor import CutModel, CutOff, add_floor, axes_alike, axis_groups
 from sbp.passes.search.limited import LimitedProblem, LimitedSpace
-from sbp.passes.search.pool import PlanCandidate, Pool
-from sbp.passes.search.space import Space
+from sbp.passes.search.pool import PlanCandidate, Pool, Space
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pytest
 import sbp
 from sbp.passes import chain
 from sbp.passes.boxing.links import Network
-from sbp.passes.physical import evaluate, memory, whole
+from sbp.passes.physical import evaluate, memory, order
 from sbp.passes.physical.evaluate import HOLES, Evaluator, donations
 from sbp.passes.physical.fusing import ShardSizes
 from sbp.passes.physical.memory import peak
@@ -78,11 +78,11 @@ def test_what_is_alive_is_the_same_as_of_kernels_of_its_own(limit: float) -> Non
     kept: Any = list(zip(p.graph.outputs, p.outputs, strict=True))
     bytes_ = limit * found.peak_bytes()
 
-    def alive(known: whole.WholeProgram | None) -> list[memory.Live]:
+    def alive(known: order.WholeProgram | None) -> list[memory.Live]:
         over = donations(p, plan.donated)
         return peak(p.steps, ShardSizes(p), kept, inputs, over, found.scheduled_seconds, bytes_, HOLES, known)
 
-    assert found.whole.sends and not whole.has_loops(p.steps)
+    assert found.whole.sends and not order.has_loops(p.steps)
     assert alive(found.whole) == alive(None)
 
 

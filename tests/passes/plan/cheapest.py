@@ -3,8 +3,8 @@
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.plan.bounds import solve_indexed
 from sbp.passes.plan.candidates import Candidates
-from sbp.passes.plan.indexed import IndexedNetwork
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
+from sbp.passes.plan.network import IndexedNetwork
 
 
 def choose(candidates: Candidates, boundary: Boundary, boxings: Boxings) -> ChosenSignatures:

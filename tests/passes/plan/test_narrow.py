@@ -7,8 +7,7 @@ import pytest
 
 from sbp.passes.plan import constants
 from sbp.passes.plan.bounds import Narrowing, solve_indexed
-from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable
-from sbp.passes.plan.network import Infeasible
+from sbp.passes.plan.network import IndexedNetwork, IndexedTable, Infeasible
 from tests.passes.plan.brute import brute_force
 
 SEEDS = range(40)

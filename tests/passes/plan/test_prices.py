@@ -9,8 +9,8 @@ import pytest
 
 from sbp.passes.plan.budget import Budget, Load, flat_budget
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.flat import Indices, flat_network
-from sbp.passes.plan.network import CostNetwork
+from sbp.passes.plan.flat import flat_network
+from sbp.passes.plan.network import CostNetwork, Indices
 from sbp.passes.plan.prices import Prices
 from sbp.passes.plan.reduce import reduce_network
 from tests.passes.plan.brute import brute_force_within

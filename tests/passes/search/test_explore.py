@@ -28,11 +28,10 @@ from sbp.passes.plan.seeds import seed_name, seeds_for
 from sbp.passes.plan.solve import solve
 from sbp.passes.program.trace import trace
 from sbp.passes.request import Request, Terms
-from sbp.passes.search import space as spaces
+from sbp.passes.search import pool as pools
 from sbp.passes.search.explore import Explorer, PlanChain
-from sbp.passes.search.pool import PlanCandidate, Pool
+from sbp.passes.search.pool import PlanCandidate, Pool, Space
 from sbp.passes.search.search import FoundSignatures, Search
-from sbp.passes.search.space import Space
 from sbp.placement import placement
 from sbp.signature import Split
 from tests.passes.plan.cheapest import cheapest
@@ -324,7 +323,7 @@ def test_what_cannot_be_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     both = zip(space.network.unary, at.states, strict=True)
     never = tuple(np.where((np.arange(x.size) == k) & (x.size > 1), np.inf, x) for x, k in both)
     forbidden = Space(space.model, CostNetwork(never, space.network.edges), space.clock)
-    monkeypatch.setattr(spaces, "solve", lambda *_, **__: SimpleNamespace(states=at.states))
+    monkeypatch.setattr(pools, "solve", lambda *_, **__: SimpleNamespace(states=at.states))
     monkeypatch.setattr(forbidden.descent, "run", lambda *_: at.states)
     assert forbidden.solved(never, "ended", Effort()) is None
     assert forbidden.near(never, space.exposure.shares(at.times), at, "ended", Effort()) is None
