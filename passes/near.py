@@ -6,6 +6,7 @@ be better, which only planning the whole again can tell.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,13 +17,20 @@ import numpy as np
 from sbp.annotation import Pin, annotate_p
 from sbp.passes.chain import Listed
 from sbp.passes.explain.targets import Target
-from sbp.passes.physical.program import Border, Flow, Physical
+from sbp.passes.physical.program import Border, Box, Physical
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.marginals import HeldStates
+from sbp.passes.plan.marginals import HeldStates, held_network
 from sbp.passes.plan.model import Boundary, Model
-from sbp.passes.plan.network import CostNetwork, IndexedNetwork, IndexedTable, Infeasible, Table
+from sbp.passes.plan.network import (
+    CostNetwork,
+    IndexedNetwork,
+    IndexedTable,
+    Indices,
+    Infeasible,
+    Table,
+    written_down,
+)
 from sbp.passes.plan.solve import solve
-from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Graph, Node, Value, make_node, numbered
 from sbp.passes.program.views import communication_of
 from sbp.signature import NdSbp
@@ -50,43 +58,30 @@ class Banned:
 
 @dataclass(frozen=True)
 class Around:
-    """A part of a network whose other variables have their states.
+    """The network of a program in which only some variables are free.
 
     Arguments:
-      variables: of the whole network, those that are free.
-      network: of these.
-      states: of the whole network, by variable; of those that are free anything.
+      network: on the states that are kept; variables and states of those that are free have their numbers.
+      kept: per variable, its states: all, or the one that a plan has.
     """
 
-    variables: tuple[int, ...]
     network: CostNetwork
-    states: tuple[int, ...]
+    kept: tuple[Indices, ...]
 
-    def held(self, states: HeldStates) -> HeldStates:
-        """States of variables of the whole network as those of this one."""
-        position = {x: k for k, x in enumerate(self.variables)}
-        return {position[x]: state for x, state in states.items()}
-
-    def whole(self, own: Sequence[int]) -> list[int]:
-        """All states, of those of the free variables."""
-        found = list(self.states)
-        for x, state in zip(self.variables, own, strict=True):
-            found[x] = state
-        return found
+    def whole(self, states: Sequence[int]) -> list[int]:
+        """The states of the program's network that some of this one are."""
+        return [int(own[k]) for own, k in zip(self.kept, states, strict=True)]
 
     def solved(self, held: HeldStates, effort: Effort) -> tuple[list[int], float]:
-        """The cheapest states of all variables, and what those that are free cost.
+        """The cheapest states of all variables, and what they cost near.
 
         Arguments:
-          held: states of variables of the whole network.
+          held: states of variables that are free.
 
         Raises:
           Infeasible: if there are none, or none was found in time.
         """
-        unary = list(self.network.unary)
-        for x, state in self.held(held).items():
-            unary[x] = np.where(np.arange(unary[x].size) == state, unary[x], np.inf)
-        found = solve(CostNetwork(tuple(unary), self.network.edges), effort=effort)
+        found = solve(held_network(self.network, held), effort=effort)
         if not math.isfinite(found.cost):
             raise Infeasible
         return self.whole(found.states), found.cost
@@ -120,128 +115,87 @@ class NearProblem:
         return annotations_of(self.s.graph, dict.fromkeys(self.watched))
 
     @cached_property
-    def _now(self) -> list[int]:
+    def now(self) -> list[int]:
         """The state that the plan has of every variable; -1 where it does not say."""
-        now = [-1] * len(self.model.states)
-        places: dict[int, dict[object, int]] = {}
-
-        def put(x: int | None, what: object) -> None:
-            if x is not None:
-                states = self.model.states[x]
-                # Many variables share one list, which takes long to hash.
-                at = places.setdefault(id(states), {s: k for k, s in enumerate(states)})
-                now[x] = at.get(what, -1)
-
-        p = self.physical
-        for x, nd in zip(self.model.inputs, p.inputs, strict=True):
-            put(x, nd)
-        for out, nd in zip(self.model.outputs, p.outputs, strict=True):
-            put(out, nd)
-        flow, made = Flow(p), self._makers
-        for node, strategy in flow.computed.values():
-            own = made.get(node.outputs[0]) if node.outputs else None
-            if own is not None and own.primitive is node.primitive:
-                put(self.model.nodes.get(own.id), strategy)
+        m, p, made = self.model, self.physical, self._makers
+        says: list[tuple[int | None, object]] = [*zip(m.inputs, p.inputs, strict=True)]
+        says += zip(m.outputs, p.outputs, strict=True)
         for step, _ in p.walk():
-            if isinstance(step, Border) and step.node.outputs:
-                own = made.get(step.node.outputs[0])
-                listed = self.model.ports.get(-1 if own is None else own.id, ())
-                for x, nd in zip(listed, step.inside, strict=False):
-                    put(x, nd)
+            own = None if isinstance(step, Box) else made.get(next(iter(step.node.outputs), -1))
+            if own is None or isinstance(step, Box) or own.primitive is not step.node.primitive:
+                continue
+            if isinstance(step, Border):
+                says += zip(m.ports[own.id], step.inside, strict=True)
+            else:
+                says.append((m.nodes.get(own.id), step.strategy))
+        # Many variables share one list, which takes long to hash.
+        places = {id(states): {s: k for k, s in enumerate(states)} for states in m.states}
+        now = [-1] * len(m.states)
+        for x, what in says:
+            if x is not None:
+                now[x] = places[id(m.states[x])].get(what, -1)
         return now
 
     @cached_property
     def _makers(self) -> Mapping[int, Node]:
         """The op that makes each value of the plan's graph; what is asked about has an annotation between."""
-        found = dict(self.s.graph.producers())
-        for node in self.s.graph.walk():
-            for port in ports(node) if node.bodies else ():
-                if port.result is not None:
-                    found.setdefault(node.outputs[port.result], node)
-        for v, node in self.annotations.items():
-            (x,) = node.inputs
-            if isinstance(x, int) and x in found:
-                found[v] = found[x]
-        return found
+        found = self.s.graph.producers()
+        return found | {v: found[x] for v, x in self._before.items()}
 
     @cached_property
-    def _beside(self) -> Mapping[int, Sequence[int]]:
-        """Per variable, those that it has an edge with."""
-        found: dict[int, list[int]] = {}
-        for i, j, _ in self.indexed.edges:
-            found.setdefault(i, []).append(j)
-            found.setdefault(j, []).append(i)
-        return found
+    def _before(self) -> Mapping[int, int]:
+        """What is asked about, before its annotation."""
+        return {v: x for v, node in self.annotations.items() for x in node.inputs if isinstance(x, int)}
 
     def of_values(self, values: Iterable[int]) -> set[int]:
         """The variables that make some values, bring them somewhere, or read them."""
-        wanted = set(values)
-        for v in list(wanted):
-            if v in self.annotations:
-                wanted |= {x for x in self.annotations[v].inputs if isinstance(x, int)}
+        wanted = {x for v in values for x in (v, self._before.get(v, v))}
         edges = zip(self.indexed.edges, self.model.edge_values, strict=True)
         return {x for (i, j, _), v in edges if v in wanted for x in (i, j)}
 
     def near(self, variables: Iterable[int], reach: int = REACH) -> set[int]:
         """Variables at most so many edges from some."""
-        found = set(variables)
-        edge = set(found)
-        for _ in range(reach):
-            edge = {y for x in edge for y in self._beside.get(x, ())} - found
-            found |= edge
-        return found
+        import networkx as nx  # takes long to load
 
-    def now(self, variable: int) -> int:
-        """The state that the plan has of a variable; -1 where it does not say."""
-        return self._now[variable]
+        edges, found = nx.Graph((i, j) for i, j, _ in self.indexed.edges), set(variables)
+        layers = nx.bfs_layers(edges, found.intersection(edges))
+        return found.union(*itertools.islice(layers, reach + 1))
 
     def around(self, near: set[int], banned: Banned) -> Around:
         """The problem of some variables, and of those of which the plan says nothing."""
-        now = self._now
-        free = [x for x in range(len(now)) if now[x] < 0 or x in near]
-        position = {x: k for k, x in enumerate(free)}
-        unary = {x: self._unary(x, banned) for x in free}
-        edges = list[tuple[int, int, Table]]()
-        for (i, j, table), v in zip(self.indexed.edges, self.model.edge_values, strict=True):
-            if i not in position and j not in position:
-                continue
-            dense = self._table(table, v, banned)
-            if i in position and j in position:
-                edges.append((position[i], position[j], dense))
-            elif i in position:
-                unary[i] = unary[i] + dense[:, now[j]]
-            else:
-                unary[j] = unary[j] + dense[now[i], :]
-        network = CostNetwork(tuple(unary[x] for x in free), tuple(edges))
-        return Around(tuple(free), network, tuple(now))
+        free = [now < 0 or x in near for x, now in enumerate(self.now)]
+        kept = tuple(
+            np.arange(len(states)) if is_free else np.array([now])
+            for is_free, states, now in zip(free, self.model.states, self.now, strict=True)
+        )
+        # What is far off costs what it does, whatever this problem says of it.
+        unary = (
+            self._unary(x, banned) if is_free else np.zeros(len(self.model.states[x]))
+            for x, is_free in enumerate(free)
+        )
+        edges = (
+            (i, j, self._table(table, v, banned))
+            for (i, j, table), v in zip(self.indexed.edges, self.model.edge_values, strict=True)
+            if free[i] or free[j]
+        )
+        network = replace(self.indexed, unary=tuple(unary), edges=tuple(edges))
+        return Around(network.dense(kept), kept)
 
-    @cached_property
-    def _dense(self) -> dict[int, Table]:
-        """Tables written down, by the id of what they are written of."""
-        return {}
-
-    def _table(self, table: IndexedTable, v: int, banned: Banned) -> Table:
+    def _table(self, table: IndexedTable, v: int, banned: Banned) -> IndexedTable:
         """An edge's table; what brings a value by a move that is banned is infinite."""
-        known = self._dense
-        if id(table) not in known:
-            known[id(table)] = table.dense()
-        kinds = {kind for kind, x in banned.moves if x == v or self._same(x, v)}
+        kinds = {kind for kind, x in banned.moves if v in (x, self._before.get(x))}
         if not kinds:
-            return known[id(table)]
+            return table
         boxing = self.model.boxing(v)
         universe, n = boxing.universe, len(boxing.universe)
-        out = known[id(table)].copy()
+        out = table.dense()
         for a, row in enumerate(table.rows.tolist()):
             for b, column in enumerate(table.columns.tolist()):
                 if math.isfinite(out[a, b]) and row != column % n:
                     path = boxing.path(universe[row], universe[column % n], strict=column >= n)
                     if any(m.kind in kinds for m in path):
                         out[a, b] = np.inf
-        return out
-
-    def _same(self, v: int, x: int) -> bool:
-        """Whether a value is another before its annotation."""
-        return v in self.annotations and x in self.annotations[v].inputs
+        return written_down(out)
 
     @cached_property
     def _ops(self) -> Mapping[int, Node]:

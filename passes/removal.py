@@ -132,7 +132,7 @@ class RowsSearch:
         """The states that hold some targets; what else is open of arguments stays."""
         m, found = self.problem.model, dict[int, int]()
         for i in self.opened:
-            found[m.inputs[i]] = self.problem.now(m.inputs[i])
+            found[m.inputs[i]] = self.problem.now[m.inputs[i]]
         for target, nd in holds:
             found |= self.problem.held(target, nd)
         return found
@@ -141,7 +141,7 @@ class RowsSearch:
         """The other signatures of a tensor of a row."""
         others = self.problem.others(target)
         around = self.around(k)
-        asked = [around.held(self.states((target, nd))) for nd in others]
+        asked = [self.states((target, nd)) for nd in others]
         found = cheapest_held(around.network, asked, most, Effort().at_most(SOLVE_SECONDS))
         plans = [self._plan(others[i], around.whole(x.states), target) for i, x in found.found]
         return tensor_choices(self.plan, target, found, plans, self.request.limit_bytes, near=True)

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from sbp.errors import ArgumentError, Problem, raise_all
 from sbp.layout import on_wide_axes
 from sbp.notation.resolve import check_fit
@@ -33,7 +31,7 @@ from sbp.passes.physical.program import Physical
 from sbp.passes.plan import pins
 from sbp.passes.plan.constants import PROVEN
 from sbp.passes.plan.effort import Effort, until_over
-from sbp.passes.plan.marginals import cheapest_held
+from sbp.passes.plan.marginals import cheapest_held, held_network
 from sbp.passes.plan.model import Boundary
 from sbp.passes.plan.network import CostNetwork, Solution
 from sbp.passes.program.names import Names, without_indices
@@ -225,10 +223,8 @@ class HeldSearch:
 
     def _shortest(self, nd: NdSbp, found: Solution) -> PlanCandidate:
         """What has the shortest step with the target held, as the plan itself was chosen."""
-        unary, s = list(self.network.unary), self.problem.s
-        for x, k in self.problem.held(self.target, nd).items():
-            unary[x] = np.where(np.arange(unary[x].size) == k, unary[x], np.inf)
-        clock, network = Clock(s.candidates, s.boxings), CostNetwork(tuple(unary), self.network.edges)
+        network, s = held_network(self.network, self.problem.held(self.target, nd)), self.problem.s
+        clock = Clock(s.candidates, s.boxings)
         space = Space(self.problem.model, network, clock, self.request.donated, found.bound)
         pool = Pool(self.request.limit_bytes, self.effort.count)
         return shortest(space, pool, pool.add(space.look(tuple(found.states), "held")), self.effort)
