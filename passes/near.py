@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -72,19 +73,17 @@ class Around:
         """The states of the program's network that some of this one are."""
         return [int(own[k]) for own, k in zip(self.kept, states, strict=True)]
 
-    def solved(self, held: HeldStates, effort: Effort) -> tuple[list[int], float]:
-        """The cheapest states of all variables, and what they cost near.
+    def solved(self, held: HeldStates, effort: Effort) -> tuple[list[int], float] | None:
+        """The cheapest states of all variables, and what they cost near; None if none were found in time.
 
         Arguments:
           held: states of variables that are free.
-
-        Raises:
-          Infeasible: if there are none, or none was found in time.
         """
-        found = solve(held_network(self.network, held), effort=effort)
-        if not math.isfinite(found.cost):
-            raise Infeasible
-        return self.whole(found.states), found.cost
+        with suppress(Infeasible):
+            found = solve(held_network(self.network, held), effort=effort)
+            if math.isfinite(found.cost):
+                return self.whole(found.states), found.cost
+        return None
 
 
 @dataclass
@@ -140,16 +139,16 @@ class NearProblem:
     def _makers(self) -> Mapping[int, Node]:
         """The op that makes each value of the plan's graph; what is asked about has an annotation between."""
         found = self.s.graph.producers()
-        return found | {v: found[x] for v, x in self._before.items()}
+        return found | {v: found[x] for v, x in self.before.items()}
 
     @cached_property
-    def _before(self) -> Mapping[int, int]:
+    def before(self) -> Mapping[int, int]:
         """What is asked about, before its annotation."""
         return {v: x for v, node in self.annotations.items() for x in node.inputs if isinstance(x, int)}
 
     def of_values(self, values: Iterable[int]) -> set[int]:
         """The variables that make some values, bring them somewhere, or read them."""
-        wanted = {x for v in values for x in (v, self._before.get(v, v))}
+        wanted = {x for v in values for x in (v, self.before.get(v, v))}
         edges = zip(self.indexed.edges, self.model.edge_values, strict=True)
         return {x for (i, j, _), v in edges if v in wanted for x in (i, j)}
 
@@ -183,7 +182,7 @@ class NearProblem:
 
     def _table(self, table: IndexedTable, v: int, banned: Banned) -> IndexedTable:
         """An edge's table; what brings a value by a move that is banned is infinite."""
-        kinds = {kind for kind, x in banned.moves if v in (x, self._before.get(x))}
+        kinds = {kind for kind, x in banned.moves if v in (x, self.before.get(x))}
         if not kinds:
             return table
         boxing = self.model.boxing(v)

@@ -36,7 +36,6 @@ from sbp.passes.physical.owners import mark_owners
 from sbp.passes.physical.program import Box, Physical
 from sbp.passes.plan.effort import Effort, until_over
 from sbp.passes.plan.marginals import HeldSolutions, HeldStates, cheapest_held
-from sbp.passes.plan.network import Infeasible
 from sbp.passes.request import Request
 from sbp.passes.sent_tensors import hold_text, moves_of, sent_at
 from sbp.signature import NdSbp
@@ -97,17 +96,12 @@ class RowsSearch:
         found = list[tuple[TensorChoices, ...]]()
         # What all rows could be first: to do without one takes longer.
         for k in range(len(self.rows)):
-            if self.late:
+            if self.effort.is_spent:
                 break
             found.append(tuple(self.tensor(k, target, most) for target in self.own[k]))
         for k, tensors in enumerate(found):
-            removal = Removal(remark=NO_TIME) if self.late else self.removal(k, tensors)
+            removal = Removal(remark=NO_TIME) if self.effort.is_spent else self.removal(k, tensors)
             yield self.rows[k], RowChoices(tensors, removal)
-
-    @property
-    def late(self) -> bool:
-        """Whether there is no time left."""
-        return self.effort.is_spent
 
     # One row.
 
@@ -148,8 +142,8 @@ class RowsSearch:
 
     def _plan(self, nd: NdSbp, states: Sequence[int], target: Target) -> HeldPlan:
         physical = self.program(states)
-        made = [x for v in target.values for x in self.problem.annotations[v].inputs if isinstance(x, int)]
-        return HeldPlan(nd, self.figures(physical), made_by(physical, made), 0.0, self.sent(physical))
+        made = made_by(physical, [self.problem.before[v] for v in target.values])
+        return HeldPlan(nd, self.figures(physical), made, 0.0, self.sent(physical))
 
     def program(self, states: Sequence[int]) -> Physical:
         """The program that states of all variables mean."""
@@ -169,93 +163,69 @@ class RowsSearch:
 
     def removal(self, k: int, tensors: Sequence[TensorChoices]) -> Removal:
         """What to write to do without a row."""
-        tried, failed, remark = set[tuple[object, ...]](), 0, NOWHERE
+        tried, remark = set[tuple[object, ...]](), NOWHERE
         for ways in self._each_way(k, tensors):
-            if ways is None:
-                continue
-            remark = NOT_BY_TWO if not failed else NOT_WHOLE
             for holds, states in ways:
                 key = tuple((t.text, nd) for t, nd in holds)
-                if key in tried or failed >= MOST_WHOLE:
+                if key in tried or len(tried) >= MOST_WHOLE:
                     continue
                 tried.add(key)
-                if self.late:
+                if self.effort.is_spent:
                     physical = self.program(states)
                     return Removal(self._held(holds), self.figures(physical), self.sent(physical))
-                found = self._whole(k, holds)
-                if found is not None:
+                if (found := self._whole(k, holds)) is not None:
                     return found
-                failed, remark = failed + 1, NOT_WHOLE
-        return Removal(remark=NO_TIME if self.late else remark)
+            remark = NOT_WHOLE if tried else NOT_BY_TWO
+        return Removal(remark=NO_TIME if self.effort.is_spent else remark)
 
     def _each_way(
         self, k: int, tensors: Sequence[TensorChoices]
-    ) -> Iterator[Sequence[tuple[Sequence[Hold], Sequence[int]]] | None]:
-        """Ways to do without a row, those by which fewer is held and changed first; None for no such plan."""
-        near, own = self.lines.near(k), list[Hold]()
+    ) -> Iterator[Sequence[tuple[Sequence[Hold], Sequence[int]]]]:
+        """Ways to do without a row, those by which fewer is held and changed first."""
+        own = list[Sequence[Hold]]()
         for target, choices in zip(self.own[k], tensors, strict=True):
-            if choices.hold[0] == "backward" or not self.lines.is_line(target):
-                continue
-            own += [(target, h.signature) for h in choices.alternatives if self._gone(k, h)]
+            if choices.hold[0] != "backward" and self.lines.is_line(target):
+                own += [((target, h.signature),) for h in choices.alternatives if self._gone(k, h.sent)]
         if own:
-            yield self._one(k, own)
-        for opened in (False, True):
-            goal = self._without(k, opened)
-            if goal is None:
-                yield None
-                continue
-            holds = [(t, nd) for t in near if (nd := self._lies(t, goal)) is not None]
-            yield self._one(k, holds[:MOST_SINGLE])
-            yield self._two(k, holds[:MOST_PAIRED])
+            yield self._tried(k, own)
+        # At last arguments near may lie otherwise than they do.
+        for held in (self.states(), {}):
+            goal = self._without(k, held)
+            if goal is not None:
+                near = self.lines.near(k)
+                holds = [(t, nd) for t in near if (nd := self._lies(t, goal)) is not None]
+                yield self._tried(k, [(hold,) for hold in holds[:MOST_SINGLE]])
+                yield self._tried(k, list(itertools.combinations(holds[:MOST_PAIRED], 2)))
 
-    def _gone(self, k: int, held: HeldPlan) -> bool:
-        return is_gone(self.rows[k], held, self.plan)
-
-    def _one(self, k: int, holds: Sequence[Hold]) -> list[tuple[Sequence[Hold], Sequence[int]]]:
-        return self._tried(k, [(hold,) for hold in holds])
-
-    def _two(self, k: int, holds: Sequence[Hold]) -> list[tuple[Sequence[Hold], Sequence[int]]]:
-        return self._tried(k, list(itertools.combinations(holds, 2)))
+    def _gone(self, k: int, sent: Sequence[SentAt] | None) -> bool:
+        return is_gone(self.rows[k], sent, self.plan)
 
     def _tried(self, k: int, each: Sequence[Sequence[Hold]]) -> list[tuple[Sequence[Hold], Sequence[int]]]:
         """Of some ways those that do without a row, the cheapest first."""
         found = list[tuple[float, int, Sequence[Hold], Sequence[int]]]()
         for n, holds in enumerate(each):
-            if len(found) == MOST_FOUND or self.late:
+            if len(found) == MOST_FOUND or self.effort.is_spent:
                 break
-            try:
-                states, cost = self.around(k).solved(self.states(*holds), Effort().at_most(SOLVE_SECONDS))
-            except Infeasible:
-                continue
-            physical = self.program(states)
-            nothing = PlanFigures(0.0, 0.0, 0.0, 0.0)
-            if self._gone(k, HeldPlan(holds[0][1], nothing, sent=self.sent(physical))):
-                found.append((cost, n, holds, states))
+            solved = self.around(k).solved(self.states(*holds), Effort().at_most(SOLVE_SECONDS))
+            if solved is not None and self._gone(k, self.sent(self.program(solved[0]))):
+                found.append((solved[1], n, holds, solved[0]))
         return [(holds, states) for _, _, holds, states in sorted(found, key=lambda x: x[:2])]
 
-    def _without(self, k: int, opened: bool) -> Sequence[int] | None:
-        """The cheapest plan near that does without a row; None if none was found.
-
-        Arguments:
-          opened: whether arguments near may lie otherwise than they do.
-        """
-        banned, free = self._banned(self._moves(k)), self._free(k)
-        held: HeldStates = {} if opened else self.states()
+    def _without(self, k: int, held: HeldStates) -> Sequence[int] | None:
+        """The cheapest plan near that does without a row; None if none was found."""
+        free, more = self._free(k), self._banned(self._moves(k))
+        banned = Banned()
         for _ in range(ROUNDS):
-            if self.late:
-                return None
-            try:
-                states, _ = self.problem.around(free, banned).solved(held, Effort().at_most(SOLVE_SECONDS))
-            except Infeasible:
-                return None
-            physical = self.program(states)
-            sent, nothing = self.sent(physical), PlanFigures(0.0, 0.0, 0.0, 0.0)
-            if self._gone(k, HeldPlan((), nothing, sent=sent)):
-                return states
-            more = banned | self._banned(self._elsewhere(k, physical))
-            if more == banned:
-                return None
-            banned = more
+            if banned == banned | more or self.effort.is_spent:
+                break
+            banned |= more
+            solved = self.problem.around(free, banned).solved(held, Effort().at_most(SOLVE_SECONDS))
+            if solved is None:
+                break
+            physical = self.program(solved[0])
+            if self._gone(k, self.sent(physical)):
+                return solved[0]
+            more = self._banned(self._elsewhere(k, physical))
         return None
 
     def _elsewhere(self, k: int, physical: Physical) -> list[Box | Inside]:
@@ -271,7 +241,7 @@ class RowsSearch:
         return found
 
     def _banned(self, whats: Sequence[Box | Inside]) -> Banned:
-        fresh = {x: v for v, node in self.problem.annotations.items() for x in node.inputs}
+        fresh = {x: v for v, x in self.problem.before.items()}
         moves = {(w.move.kind, fresh.get(w.value, w.value)) for w in whats if isinstance(w, Box)}
         inside = {
             (w.communication.kind, w.step.node.outputs[0])
@@ -295,9 +265,8 @@ class RowsSearch:
         except SbpError:
             return None
         assert plan.physical is not None
-        figures, sent = figures_of(plan), self.sent(plan.physical)
-        held = HeldPlan(holds[0][1], figures, sent=sent)
-        return Removal(self._held(holds), figures, sent, whole=True) if self._gone(k, held) else None
+        sent = self.sent(plan.physical)
+        return Removal(self._held(holds), figures_of(plan), sent, whole=True) if self._gone(k, sent) else None
 
 
 def tensor_choices(

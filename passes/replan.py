@@ -233,9 +233,9 @@ class HeldSearch:
         """The plan with the target held, near what was found."""
         physical = self._shortest(nd, found).takes.physical
         figures = evaluated(physical, self.problem.s.boxings.network, self.request.donated)
-        made_values = [x for node in self.problem.annotations.values() for x in node.inputs]
+        made = made_by(physical, [*self.problem.before.values()])
         slack = found.cost - found.bound if found.cost - found.bound > PROVEN * found.cost else 0.0
-        return HeldPlan(nd, figures, made_by(physical, [x for x in made_values if isinstance(x, int)]), slack)
+        return HeldPlan(nd, figures, made, slack)
 
 
 def boundary_of(s: Listed) -> Boundary:

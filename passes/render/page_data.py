@@ -312,7 +312,7 @@ def _gone(held: HeldPlan, row: Collective | None, plan: PlanData) -> dict[str, A
     """Whether a collective is gone from a plan, and the dearest that this sends at its line instead."""
     if row is None or held.sent is None:
         return {"gone": None, "instead": ""}
-    return {"gone": is_gone(row, held, plan), "instead": _instead(held.sent, row, plan)}
+    return {"gone": is_gone(row, held.sent, plan), "instead": _instead(held.sent, row, plan)}
 
 
 def _instead(sent: Sequence[SentAt], row: Collective, plan: PlanData) -> str:
