@@ -6,7 +6,7 @@ makes by `sbp.annotate` behind that op, for all who read it. The passes that mak
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -36,7 +36,7 @@ from sbp.passes.plan.model import Boundary
 from sbp.passes.plan.network import CostNetwork, Solution
 from sbp.passes.program.names import Names, without_indices
 from sbp.passes.program.trace import Traced
-from sbp.passes.removal import RowsSearch, tensor_choices
+from sbp.passes.removal import Hold, RowsSearch, tensor_choices
 from sbp.passes.request import Request
 from sbp.passes.search.explore import shortest
 from sbp.passes.search.pool import PlanCandidate, Pool, Space
@@ -93,8 +93,7 @@ class Replanner:
         nd = normalise(nd, len(target.shape))
         raise_all(check_held(target, nd, self.request))
         nd = on_wide_axes(nd, self.request.placement.shape)
-        pinned = {**self.pinned, **dict.fromkeys(target.values, nd)}
-        found = Replanner(self.traced, self._asking(target, nd), pinned).plan()
+        found = self.holding([(target, nd)]).plan()
         return replace(found, notes=(held_note(target.text, nd, found, plan), *found.notes))
 
     @public
@@ -108,7 +107,14 @@ class Replanner:
         Raises:
           ArgumentError: for a name that means no tensor, or several kinds.
         """
-        return self._choices(plan, self._tensors(plan).find(name), most, time_limit_seconds)
+        assert plan.physical is not None
+        target, effort = self._tensors(plan).find(name), until_over(2 * time_limit_seconds)
+        search = self.search(plan.physical, target, effort)
+        others = search.problem.others(target)
+        asked = [search.problem.held(target, nd) for nd in others]
+        found = cheapest_held(search.network, asked, most, effort.at_most(time_limit_seconds))
+        plans = [search.held(others[i], x) for i, x in found.found]
+        return tensor_choices(plan, target, found, plans, self.request.limit_bytes)
 
     def rows_choices(
         self, plan: PlanData, rows: Sequence[Collective], most: int, time_limit_seconds: float
@@ -127,22 +133,16 @@ class Replanner:
         lines = LineTargets(plan, plan.physical, rows, self.request.ties)
         every = [t for k, targets in enumerate(own) for t in (*targets, *lines.near(k))]
         opened = sorted({i for t in every for i in t.arguments})
-        results = dict.fromkeys((j for targets in own for t in targets for j in t.results), None)
         watched = dict.fromkeys(v for t in every for v in t.values)
-        asked = asking(self.request, dict.fromkeys(opened), results)
-        pinned = {v: nd for v, nd in self.pinned.items() if v not in watched}
-        problem = Replanner(self.traced, asked, pinned).problem(plan.physical, watched)
+        problem = self.holding((t, None) for t in every).problem(plan.physical, watched)
         search = RowsSearch(plan, self.request, problem, lines, own, rows, opened, self._planned)
         return search.each(most, time_limit_seconds)
 
-    def _planned(self, holds: Sequence[tuple[Target, NdSbp]]) -> PlanData:
+    def _planned(self, holds: Sequence[Hold]) -> PlanData:
         """The whole plan with some tensors held."""
-        request, pinned = self.request, dict(self.pinned)
         for target, nd in holds:
-            raise_all(check_held(target, nd, request))
-            request = asking(request, dict.fromkeys(target.arguments, nd), dict.fromkeys(target.results, nd))
-            pinned |= dict.fromkeys(target.values, nd)
-        return Replanner(self.traced, request, pinned).plan()
+            raise_all(check_held(target, nd, self.request))
+        return self.holding(holds).plan()
 
     def _targets(self, plan: PlanData, c: Collective) -> Iterator[Target]:
         """What may be held to do without a row: its own tensors, then the argument that leads to it."""
@@ -156,30 +156,13 @@ class Replanner:
             with suppress(ArgumentError):  # the name may mean tensors of several kinds
                 yield self._tensors(plan).find(without_indices(cause))
 
-    def _choices(
-        self,
-        plan: PlanData,
-        target: Target,
-        most: int,
-        time_limit_seconds: float,
-    ) -> TensorChoices:
-        """The other signatures of a target."""
-        assert plan.physical is not None
-        effort = until_over(2 * time_limit_seconds)
-        search = self.search(plan.physical, target, effort)
-        others = search.problem.others(target)
-        asked = [search.problem.held(target, nd) for nd in others]
-        found = cheapest_held(search.network, asked, most, effort.at_most(time_limit_seconds))
-        plans = [search.held(others[i], x) for i, x in found.found]
-        return tensor_choices(plan, target, found, plans, self.request.limit_bytes)
-
     def search(self, physical: Physical, target: Target, effort: Effort) -> HeldSearch:
         """The plans in which a target is held.
 
         Arguments:
           physical: of the plan at hand.
         """
-        opened = self.opened(target)
+        opened = self.holding([(target, None)])
         problem = opened.problem(physical, dict.fromkeys(target.values))
         return HeldSearch(problem, target, opened.request, effort)
 
@@ -193,14 +176,18 @@ class Replanner:
         listed = list_candidates(s.with_graph(with_annotations(s.graph, watched)))
         return NearProblem(listed, physical, boundary_of(listed), [*watched])
 
-    def opened(self, target: Target) -> Replanner:
-        """The same with nothing said of the target."""
-        pinned = {v: nd for v, nd in self.pinned.items() if v not in target.values}
-        return Replanner(self.traced, self._asking(target, None), pinned)
-
-    def _asking(self, target: Target, nd: NdSbp | None) -> Request:
-        """What is asked, with a signature for the arguments and results among the target; None for AUTO."""
-        return asking(self.request, dict.fromkeys(target.arguments, nd), dict.fromkeys(target.results, nd))
+    def holding(self, holds: Iterable[tuple[Target, NdSbp | None]]) -> Replanner:
+        """The same with some targets held; of one that is held to None nothing is said."""
+        r, pinned = self.request, dict[int, NdSbp | None](self.pinned)
+        ins, outs, ties = list(r.in_sbp), list(r.out_sbp), list(r.ties)
+        for target, nd in holds:
+            for i in target.arguments:
+                ins[i] = nd
+            for j in target.results:
+                outs[j], ties[j] = nd, None
+            pinned |= dict.fromkeys(target.values, nd)
+        request = replace(r, in_sbp=tuple(ins), out_sbp=tuple(outs), ties=tuple(ties))
+        return Replanner(self.traced, request, {v: nd for v, nd in pinned.items() if nd is not None})
 
 
 @dataclass(frozen=True)
@@ -243,18 +230,6 @@ def boundary_of(s: Listed) -> Boundary:
     r = s.request
     asked = pins.boundary(s.graph, s.asked_inputs, r.out_sbp, r.ties, r.placement)
     return replace(asked, in_costs=r.in_costs, out_costs=r.out_costs)
-
-
-def asking(
-    request: Request, arguments: Mapping[int, NdSbp | None], results: Mapping[int, NdSbp | None]
-) -> Request:
-    """What is asked, with signatures for some arguments and results, by position; None for AUTO."""
-    ins, outs, ties = list(request.in_sbp), list(request.out_sbp), list(request.ties)
-    for i, nd in arguments.items():
-        ins[i] = nd
-    for j, nd in results.items():
-        outs[j], ties[j] = nd, None
-    return replace(request, in_sbp=tuple(ins), out_sbp=tuple(outs), ties=tuple(ties))
 
 
 def with_replanner(plan: Plan, traced: Traced, request: Request) -> Plan:

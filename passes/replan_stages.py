@@ -30,7 +30,8 @@ from sbp.passes.pipeline.targets import NamedStagesTensors, StagesTarget
 from sbp.passes.plan.effort import Effort, until_over
 from sbp.passes.plan.marginals import cheapest_held
 from sbp.passes.program.trace import Traced
-from sbp.passes.replan import HeldSearch, Replanner, asking, check_held, held_note
+from sbp.passes.removal import Hold
+from sbp.passes.replan import HeldSearch, Replanner, check_held, held_note
 from sbp.passes.request import Request, StagesRequest
 from sbp.signature import NdSbp, format_sbp, normalise
 
@@ -39,37 +40,8 @@ _ORDER: Chain[Whole, Ordered] = Chain(STAGES.passes[:_AT])
 """The passes before a placement is planned."""
 
 
-@dataclass(frozen=True)
-class PlaceHeld:
-    """What is held of one placement: arguments and results by position, and what ops make by value."""
-
-    arguments: Mapping[int, NdSbp] = field(default_factory=dict)
-    results: Mapping[int, NdSbp] = field(default_factory=dict)
-    values: Mapping[int, NdSbp] = field(default_factory=dict)
-
-    def adding(self, target: Target, nd: NdSbp) -> PlaceHeld:
-        """The same with a target held too."""
-        return PlaceHeld(
-            {**self.arguments, **dict.fromkeys(target.arguments, nd)},
-            {**self.results, **dict.fromkeys(target.results, nd)},
-            {**self.values, **dict.fromkeys(target.values, nd)},
-        )
-
-    def replanner(self, traced: Traced, request: Request) -> Replanner:
-        """Who plans a placement with it.
-
-        Arguments:
-          traced, request: what the placement was asked without it.
-        """
-        return Replanner(traced, asking(request, self.arguments, self.results), self.values)
-
-    def key(self, request: Request) -> Hashable:
-        """The same for two plans of a placement that are asked the same."""
-        held = (tuple(sorted(x.items())) for x in (self.arguments, self.results, self.values))
-        return request.placement, request.in_sbp, request.out_sbp, request.ties, *held
-
-
-NOTHING = PlaceHeld()
+Holds = tuple[Hold, ...]
+"""What is held of one placement."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +71,7 @@ class StagesReplanner:
     traced: Traced = field(repr=False)
     request: StagesRequest = field(repr=False)
     stages: Stages = field(repr=False)
-    holds: Mapping[int, PlaceHeld] = field(default_factory=dict)
+    holds: Mapping[int, Holds] = field(default_factory=dict)
 
     @public
     def held(self, plan: PlanData, name: str, nd: NdSbp) -> Plan:
@@ -227,18 +199,18 @@ class StagesReplanner:
 
     def _search(self, place: int, part: Target, effort: Effort) -> HeldSearch:
         """The planning problem of a placement, which tells how a target lies there."""
-        replanner = self.holds.get(place, NOTHING).replanner(*self.stages.asked[place])
+        replanner = Replanner(*self.stages.asked[place]).holding(self.holds.get(place, ()))
         return replanner.search(physical_of(self.stages.plans[place]), part, effort)
 
     def _made(self, target: StagesTarget, nd: NdSbp, limit_bytes: float | None) -> Plan:
         """The plan with a target held to a signature."""
         holds = dict(self.holds)
         for place, part in target.parts.items():
-            holds[place] = holds.get(place, NOTHING).adding(part, target.local(nd))
+            holds[place] = (*holds.get(place, ()), (part, target.local(nd)))
         staged = self._staged(holds, limit_bytes)
         return replace(staged.plan, replanner=replace(self, stages=staged.stages, holds=holds))
 
-    def _staged(self, holds: Mapping[int, PlaceHeld], limit_bytes: float | None) -> Staged:
+    def _staged(self, holds: Mapping[int, Holds], limit_bytes: float | None) -> Staged:
         """All passes with some of every placement held; the model is cut as it was."""
         terms, r = self.request.terms, self.request
         ordered = _ORDER.run(Whole(r, self.traced, self.traced.graph), terms.check)
@@ -247,10 +219,10 @@ class StagesReplanner:
         rest: Chain[Ordered, Staged] = Chain((planning, *STAGES.passes[_AT + 1 :]))
         return rest.run(replace(ordered, request=asked), terms.check)
 
-    def _planner(self, holds: Mapping[int, PlaceHeld]) -> Callable[[Ordered], Planned]:
+    def _planner(self, holds: Mapping[int, Holds]) -> Callable[[Ordered], Planned]:
         """The pass "placements", with some of every placement held."""
         known = {
-            self.holds.get(place, NOTHING).key(request): plan
+            _key(request, self.holds.get(place, ())): plan
             for place, ((_, request), plan) in enumerate(
                 zip(self.stages.asked, self.stages.plans, strict=True)
             )
@@ -260,19 +232,24 @@ class StagesReplanner:
             places = {placement: place for place, placement in enumerate(s.where.placements)}
 
             def plan_one(traced: Traced, request: Request) -> PlanData:
-                held = holds.get(places[request.placement], NOTHING)
-                found = known.get(held.key(request))
+                held = holds.get(places[request.placement], ())
+                found = known.get(_key(request, held))
                 if found is not None:
                     return found
-                if held == NOTHING:
+                if not held:
                     return compile_plan(traced, request)
-                return replace(held.replanner(traced, request.begun()).plan(), replanner=None)
+                return replace(Replanner(traced, request.begun()).holding(held).plan(), replanner=None)
 
             return Planned(
                 **vars(s), stages=plan_shares(s.request, s.traced, s.graph, s.where, s.order, plan_one)
             )
 
         return run
+
+
+def _key(request: Request, holds: Holds) -> Hashable:
+    """The same for two plans of a placement that are asked the same."""
+    return request.placement, request.in_sbp, request.out_sbp, request.ties, holds
 
 
 def with_stages_replanner(staged: Staged, traced: Traced, request: StagesRequest) -> Plan:
