@@ -14,7 +14,6 @@ from sbp.errors import MemoryLimitError, raise_all
 from sbp.passes import spec
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
-from sbp.passes.evaluated import proven
 from sbp.passes.explain import memory, notes
 from sbp.passes.explain.collectives import explain
 from sbp.passes.explain.plan import PlanData
@@ -40,12 +39,13 @@ from sbp.passes.pipeline.scan_sums import add_inside
 from sbp.passes.pipeline.schedule_choice import schedule_for
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.pipeline.sums import split_sums
-from sbp.passes.plan import pins
+from sbp.passes.plan import constants, pins
 from sbp.passes.plan.bounds import relaxed_bound
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.model import Boundary, ChosenSignatures
 from sbp.passes.plan.record import ChoiceRecord
+from sbp.passes.plan_figures import proven
 from sbp.passes.program.duplicates import without_duplicates
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.hoist import hoist_casts, hoist_narrowing
@@ -91,6 +91,13 @@ class Listed(Logical):
 
     candidates: Candidates
 
+    @property
+    def boundary(self) -> Boundary:
+        """What is asked of arguments and results."""
+        r = self.request
+        costs = r.in_costs, r.out_costs
+        return pins.boundary(self.graph, self.asked_inputs, r.out_sbp, r.ties, r.placement, costs)
+
 
 @dataclass(frozen=True)
 class Chosen(Listed):
@@ -133,16 +140,12 @@ def merge_equals(s: Logical) -> Logical:
     return s.with_graph(without_duplicates(without_inverse_views(s.graph)))
 
 
-CASTS_SHARE = 0.05
-"""Of the memory of all devices, what may be kept of weights that are cast once for all micro-batches."""
-
-
 def hoist_weights(s: Logical) -> Logical:
     """Takes casts of weights out of loops over micro-batches, where there is room."""
     r = s.request
     if not r.whole_step:  # the loop of a stage is cut into pieces, and what leaves it has left it
         return s
-    return s.with_graph(hoist_narrowing(s.graph, CASTS_SHARE * r.limit_bytes * r.placement.size))
+    return s.with_graph(hoist_narrowing(s.graph, constants.CASTS_SHARE * r.limit_bytes * r.placement.size))
 
 
 def list_candidates(s: Logical) -> Listed:
@@ -159,8 +162,7 @@ def list_candidates(s: Logical) -> Listed:
 def choose_signatures(s: Listed) -> Chosen:
     """Chooses the signatures with the shortest estimated step, over the whole graph at once."""
     r = s.request
-    asked = pins.boundary(s.graph, s.asked_inputs, r.out_sbp, r.ties, r.placement)
-    asked = replace(asked, in_costs=r.in_costs, out_costs=r.out_costs)
+    asked = s.boundary
     rest = memory.at_rest(s.graph, (s.traced.in_paths, s.traced.out_paths), asked, r.placement, r.donated)
     memory.check_rest(r.name, rest, r.placement, r.hardware, r.terms.memory_limit_bytes, r.donated)
     recall = Recall(s.candidates, asked, s.boxings, r)
@@ -218,10 +220,6 @@ def bucket(s: Placed) -> Placed:
     return replace(s, physical=joined, takes=s.takes if joined is s.physical else None)
 
 
-BOUND_SECONDS = 10.0
-"""Of work, for a bound that holds however versions are made."""
-
-
 def write_plan(s: Placed) -> PlanData:
     """Writes down every collective with its reason."""
     r = s.request
@@ -243,7 +241,7 @@ def write_plan(s: Placed) -> PlanData:
     record = s.record
     if plan.gap < 0:
         # Versions are made from each other in a way that the search did not price: its bound is not of all.
-        bound = relaxed_bound(s.candidates, s.asked, s.boxings, Effort().at_most(BOUND_SECONDS))
+        bound = relaxed_bound(s.candidates, s.asked, s.boxings, Effort().at_most(constants.BOUND_SECONDS))
         record = s.recall.improved(replace(record, bound=bound))
     plan = proven(plan, record, s.candidates, s.boxings, s.assignment.cheapest_seconds)
     if plan.memory_bytes > r.limit_bytes:

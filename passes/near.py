@@ -21,7 +21,7 @@ from sbp.passes.explain.targets import Target
 from sbp.passes.physical.program import Border, Box, Physical
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.marginals import HeldStates, held_network
-from sbp.passes.plan.model import Boundary, Model
+from sbp.passes.plan.model import Model
 from sbp.passes.plan.network import (
     CostNetwork,
     IndexedNetwork,
@@ -93,19 +93,17 @@ class NearProblem:
     Arguments:
       s: what is planned, with an annotation that says nothing behind each of the values that are asked about.
       physical: of the plan.
-      boundary: what is asked of arguments and results.
       watched: these values.
     """
 
     s: Listed
     physical: Physical
-    boundary: Boundary
     watched: Sequence[int]
     model: Model = field(init=False)
     indexed: IndexedNetwork = field(init=False)
 
     def __post_init__(self) -> None:
-        self.model = Model(self.s.candidates, self.boundary, self.s.boxings)
+        self.model = Model(self.s.candidates, self.s.boundary, self.s.boxings)
         self.indexed = self.model.build_indexed()
 
     @cached_property

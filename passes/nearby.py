@@ -11,9 +11,9 @@ from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.reasons import Reasons
 from sbp.passes.explain.targets import Target
 from sbp.passes.physical.program import Box, Flow, Physical
+from sbp.passes.plan_figures import GRADIENT, moves_of
 from sbp.passes.program.graph import Const, Node
 from sbp.passes.program.names import PHASES, Names, common, without_indices
-from sbp.passes.sent_tensors import GRADIENT, moves_of
 
 FAR = 8
 """Ops between a collective and what is held for it, at the most."""
@@ -105,12 +105,9 @@ class LineTargets:
                 found.setdefault(key, []).append(v)
         return found
 
-    def near(self, row: int) -> Sequence[Target]:
-        """What can be held near a row, the nearest first."""
-        return self._near[row]
-
     @cached_property
-    def _near(self) -> Sequence[Sequence[Target]]:
+    def near(self) -> Sequence[Sequence[Target]]:
+        """What can be held near each row, the nearest first."""
         return [list(self._found(c)) for c in self.rows]
 
     def _found(self, c: Collective) -> Iterator[Target]:

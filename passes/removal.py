@@ -13,12 +13,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from sbp.errors import SbpError
-from sbp.passes.chain import Listed
-from sbp.passes.evaluated import evaluated, figures_of, made_by
 from sbp.passes.explain.choices import (
     HeldPlan,
     HeldTensor,
-    PlanFigures,
     Removal,
     RowChoices,
     SentAt,
@@ -30,14 +27,13 @@ from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.targets import Target
 from sbp.passes.near import Around, Banned, NearProblem
 from sbp.passes.nearby import LineTargets
-from sbp.passes.physical.buckets import bucket_collectives
-from sbp.passes.physical.insert import insert_boxing
-from sbp.passes.physical.owners import mark_owners
+from sbp.passes.physical.evaluate import Evaluator
+from sbp.passes.physical.exposure import Clock
 from sbp.passes.physical.program import Box, Physical
 from sbp.passes.plan.effort import Effort, until_over
 from sbp.passes.plan.marginals import HeldSolutions, HeldStates, cheapest_held
+from sbp.passes.plan_figures import evaluated, figures_of, hold_text, made_by, moves_of, sent_at
 from sbp.passes.request import Request
-from sbp.passes.sent_tensors import hold_text, moves_of, sent_at
 from sbp.signature import NdSbp
 
 Hold = tuple[Target, NdSbp]
@@ -79,10 +75,10 @@ class RowsSearch:
     effort: Effort = field(default_factory=Effort)
     _cached: dict[int, Around] = field(default_factory=dict)
 
-    @property
-    def s(self) -> Listed:
-        """What is planned."""
-        return self.problem.s
+    @cached_property
+    def clock(self) -> Clock:
+        """Makes the programs of plans near."""
+        return Clock(self.problem.s.candidates, self.problem.s.boxings)
 
     @cached_property
     def physical(self) -> Physical:
@@ -113,7 +109,7 @@ class RowsSearch:
 
     def _free(self, k: int) -> set[int]:
         values = {w.value if isinstance(w, Box) else w.step.node.outputs[0] for w in self._moves(k)}
-        held = [x for target in (*self.own[k], *self.lines.near(k)) for x in self.problem.variables(target)]
+        held = [x for target in (*self.own[k], *self.lines.near[k]) for x in self.problem.variables(target)]
         opened = [self.problem.model.inputs[i] for i in self.opened]
         return self.problem.near(self.problem.of_values(values)) | set(held) | set(opened)
 
@@ -141,23 +137,13 @@ class RowsSearch:
         return tensor_choices(self.plan, target, found, plans, self.request.limit_bytes, near=True)
 
     def _plan(self, nd: NdSbp, states: Sequence[int], target: Target) -> HeldPlan:
-        physical = self.program(states)
-        made = made_by(physical, [self.problem.before[v] for v in target.values])
-        return HeldPlan(nd, self.figures(physical), made, 0.0, self.sent(physical))
+        takes = self.program(states)
+        made = made_by(takes.physical, [self.problem.before[v] for v in target.values])
+        return HeldPlan(nd, evaluated(takes), made, 0.0, sent_at(takes))
 
-    def program(self, states: Sequence[int]) -> Physical:
+    def program(self, states: Sequence[int]) -> Evaluator:
         """The program that states of all variables mean."""
-        assignment = self.problem.model.chosen(states, 0.0, 0.0)
-        physical = mark_owners(insert_boxing(self.s.candidates, assignment, self.s.boxings))
-        return bucket_collectives(physical, self.s.boxings.network.hardware)
-
-    def figures(self, physical: Physical) -> PlanFigures:
-        """What a program costs."""
-        return evaluated(physical, self.s.boxings.network, self.request.donated)
-
-    def sent(self, physical: Physical) -> tuple[SentAt, ...]:
-        """What a program sends."""
-        return sent_at(physical, self.s.boxings.network, self.request.donated)
+        return self.clock.program(self.problem.model.chosen(states, 0.0, 0.0), self.request.donated)
 
     # To do without it.
 
@@ -171,8 +157,8 @@ class RowsSearch:
                     continue
                 tried.add(key)
                 if self.effort.is_spent:
-                    physical = self.program(states)
-                    return Removal(self._held(holds), self.figures(physical), self.sent(physical))
+                    takes = self.program(states)
+                    return Removal(self._held(holds), evaluated(takes), sent_at(takes))
                 if (found := self._whole(k, holds)) is not None:
                     return found
             remark = NOT_WHOLE if tried else NOT_BY_TWO
@@ -192,7 +178,7 @@ class RowsSearch:
         for held in (self.states(), {}):
             goal = self._without(k, held)
             if goal is not None:
-                near = self.lines.near(k)
+                near = self.lines.near[k]
                 holds = [(t, nd) for t in near if (nd := self._lies(t, goal)) is not None]
                 yield self._tried(k, [(hold,) for hold in holds[:MOST_SINGLE]])
                 yield self._tried(k, list(itertools.combinations(holds[:MOST_PAIRED], 2)))
@@ -207,7 +193,7 @@ class RowsSearch:
             if len(found) == MOST_FOUND or self.effort.is_spent:
                 break
             solved = self.around(k).solved(self.states(*holds), Effort().at_most(SOLVE_SECONDS))
-            if solved is not None and self._gone(k, self.sent(self.program(solved[0]))):
+            if solved is not None and self._gone(k, sent_at(self.program(solved[0]))):
                 found.append((solved[1], n, holds, solved[0]))
         return [(holds, states) for _, _, holds, states in sorted(found, key=lambda x: x[:2])]
 
@@ -222,10 +208,10 @@ class RowsSearch:
             solved = self.problem.around(free, banned).solved(held, Effort().at_most(SOLVE_SECONDS))
             if solved is None:
                 break
-            physical = self.program(solved[0])
-            if self._gone(k, self.sent(physical)):
+            takes = self.program(solved[0])
+            if self._gone(k, sent_at(takes)):
                 return solved[0]
-            more = self._banned(self._elsewhere(k, physical))
+            more = self._banned(self._elsewhere(k, takes.physical))
         return None
 
     def _elsewhere(self, k: int, physical: Physical) -> list[Box | Inside]:
@@ -265,7 +251,7 @@ class RowsSearch:
         except SbpError:
             return None
         assert plan.physical is not None
-        sent = self.sent(plan.physical)
+        sent = sent_at(Evaluator(plan.physical, self.clock.boxings.network, self.request.donated))
         return Removal(self._held(holds), figures_of(plan), sent, whole=True) if self._gone(k, sent) else None
 
 

@@ -15,8 +15,7 @@ from sbp.layout import on_wide_axes
 from sbp.notation.resolve import check_fit
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
-from sbp.passes.chain import PLACEMENT, Listed, Logical, list_candidates
-from sbp.passes.evaluated import evaluated, figures_of, made_by
+from sbp.passes.chain import PLACEMENT, Logical, list_candidates
 from sbp.passes.explain.choices import HeldPlan, RowChoices, TensorChoices, changes
 from sbp.passes.explain.internal_errors import public
 from sbp.passes.explain.plan import Collective, PlanData
@@ -28,19 +27,17 @@ from sbp.passes.nearby import LineTargets
 from sbp.passes.passing import Chain
 from sbp.passes.physical.exposure import Clock
 from sbp.passes.physical.program import Physical
-from sbp.passes.plan import pins
 from sbp.passes.plan.constants import PROVEN
 from sbp.passes.plan.effort import Effort, until_over
 from sbp.passes.plan.marginals import cheapest_held, held_network
-from sbp.passes.plan.model import Boundary
-from sbp.passes.plan.network import CostNetwork, Solution
+from sbp.passes.plan.network import Solution
+from sbp.passes.plan_figures import cause_of, evaluated, figures_of, made_by, sent_target
 from sbp.passes.program.names import Names, without_indices
 from sbp.passes.program.trace import Traced
 from sbp.passes.removal import Hold, RowsSearch, tensor_choices
 from sbp.passes.request import Request
 from sbp.passes.search.explore import shortest
 from sbp.passes.search.pool import PlanCandidate, Pool, Space
-from sbp.passes.sent_tensors import cause_of, sent_target
 from sbp.signature import NdSbp, Partial, format_sbp, normalise
 
 _AT = next(i for i, p in enumerate(PLACEMENT.passes) if p.name == "candidates")
@@ -112,7 +109,7 @@ class Replanner:
         search = self.search(plan.physical, target, effort)
         others = search.problem.others(target)
         asked = [search.problem.held(target, nd) for nd in others]
-        found = cheapest_held(search.network, asked, most, effort.at_most(time_limit_seconds))
+        found = cheapest_held(search.problem.indexed.dense(), asked, most, effort.at_most(time_limit_seconds))
         plans = [search.held(others[i], x) for i, x in found.found]
         return tensor_choices(plan, target, found, plans, self.request.limit_bytes)
 
@@ -131,7 +128,7 @@ class Replanner:
         rows = [c for c, targets in zip(rows, own, strict=True) if targets]
         own = [targets for targets in own if targets]
         lines = LineTargets(plan, plan.physical, rows, self.request.ties)
-        every = [t for k, targets in enumerate(own) for t in (*targets, *lines.near(k))]
+        every = [t for k, targets in enumerate(own) for t in (*targets, *lines.near[k])]
         opened = sorted({i for t in every for i in t.arguments})
         watched = dict.fromkeys(v for t in every for v in t.values)
         problem = self.holding((t, None) for t in every).problem(plan.physical, watched)
@@ -174,7 +171,7 @@ class Replanner:
         """
         s = self.logical()
         listed = list_candidates(s.with_graph(with_annotations(s.graph, watched)))
-        return NearProblem(listed, physical, boundary_of(listed), [*watched])
+        return NearProblem(listed, physical, [*watched])
 
     def holding(self, holds: Iterable[tuple[Target, NdSbp | None]]) -> Replanner:
         """The same with some targets held; of one that is held to None nothing is said."""
@@ -203,14 +200,12 @@ class HeldSearch:
     request: Request
     effort: Effort
 
-    @property
-    def network(self) -> CostNetwork:
-        """The problem, written down."""
-        return self.problem.indexed.dense()
-
     def _shortest(self, nd: NdSbp, found: Solution) -> PlanCandidate:
         """What has the shortest step with the target held, as the plan itself was chosen."""
-        network, s = held_network(self.network, self.problem.held(self.target, nd)), self.problem.s
+        network, s = (
+            held_network(self.problem.indexed.dense(), self.problem.held(self.target, nd)),
+            self.problem.s,
+        )
         clock = Clock(s.candidates, s.boxings)
         space = Space(self.problem.model, network, clock, self.request.donated, found.bound)
         pool = Pool(self.request.limit_bytes, self.effort.count)
@@ -218,18 +213,10 @@ class HeldSearch:
 
     def held(self, nd: NdSbp, found: Solution) -> HeldPlan:
         """The plan with the target held, near what was found."""
-        physical = self._shortest(nd, found).takes.physical
-        figures = evaluated(physical, self.problem.s.boxings.network, self.request.donated)
-        made = made_by(physical, [*self.problem.before.values()])
+        takes = self._shortest(nd, found).takes
+        made = made_by(takes.physical, [*self.problem.before.values()])
         slack = found.cost - found.bound if found.cost - found.bound > PROVEN * found.cost else 0.0
-        return HeldPlan(nd, figures, made, slack)
-
-
-def boundary_of(s: Listed) -> Boundary:
-    """What is asked of arguments and results."""
-    r = s.request
-    asked = pins.boundary(s.graph, s.asked_inputs, r.out_sbp, r.ties, r.placement)
-    return replace(asked, in_costs=r.in_costs, out_costs=r.out_costs)
+        return HeldPlan(nd, evaluated(takes), made, slack)
 
 
 def with_replanner(plan: Plan, traced: Traced, request: Request) -> Plan:

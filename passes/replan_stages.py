@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from sbp.errors import ArgumentError, Problem, SbpError, raise_all
 from sbp.layout import at_rest
 from sbp.passes.chain import STAGES, Ordered, Planned, Staged, Whole, compile_plan
-from sbp.passes.evaluated import figures_of, made_by
 from sbp.passes.explain.choices import HeldPlan, RowChoices, TensorChoices
 from sbp.passes.explain.internal_errors import public
 from sbp.passes.explain.plan import Collective, PlanData
@@ -28,7 +27,8 @@ from sbp.passes.pipeline.planning import plan_shares
 from sbp.passes.pipeline.stages import Stages, physical_of
 from sbp.passes.pipeline.targets import NamedStagesTensors, StagesTarget
 from sbp.passes.plan.effort import Effort, until_over
-from sbp.passes.plan.marginals import cheapest_held
+from sbp.passes.plan.marginals import HeldSolutions, cheapest_held
+from sbp.passes.plan_figures import figures_of, made_by
 from sbp.passes.program.trace import Traced
 from sbp.passes.removal import Hold
 from sbp.passes.replan import HeldSearch, Replanner, check_held, held_note
@@ -42,20 +42,6 @@ _ORDER: Chain[Whole, Ordered] = Chain(STAGES.passes[:_AT])
 
 Holds = tuple[Hold, ...]
 """What is held of one placement."""
-
-
-@dataclass(frozen=True)
-class RankedSignatures:
-    """Signatures of a target, the cheapest first by the ops of its placements; and how many others there are.
-
-    Arguments:
-      slower, unknown, impossible: others that are at least as dear, were not looked at, or cannot be.
-    """
-
-    signatures: tuple[NdSbp, ...]
-    slower: int
-    unknown: int
-    impossible: int
 
 
 @dataclass(frozen=True)
@@ -102,9 +88,9 @@ class StagesReplanner:
         """
         target = NamedStagesTensors(plan.name, self.stages).find(name)
         effort = until_over(2 * time_limit_seconds)
-        ranked = self._ranked(target, most, time_limit_seconds)
-        held, unknown, impossible = list[HeldPlan](), ranked.unknown, ranked.impossible
-        for nd in ranked.signatures:
+        signatures, rest = self._ranked(target, most, time_limit_seconds)
+        held, unknown, impossible = list[HeldPlan](), rest.unknown, rest.impossible
+        for nd in signatures:
             if held and effort.is_spent:
                 unknown += 1
                 continue
@@ -125,7 +111,7 @@ class StagesReplanner:
             target.signatures,
             figures_of(plan),
             tuple(held),
-            ranked.slower,
+            rest.slower,
             unknown,
             impossible,
             plan.hardware.memory_bytes if limit is None else limit,
@@ -171,31 +157,32 @@ class StagesReplanner:
         hierarchies = (self.stages.plans[place].placement.shape for place in target.parts)
         return all(at_rest(target.shape, nd, h) == nd for h in hierarchies)
 
-    def _ranked(self, target: StagesTarget, most: int, seconds: float) -> RankedSignatures:
-        """The alternatives by what the ops of their placements take, one after the other."""
+    def _ranked(self, target: StagesTarget, most: int, seconds: float) -> tuple[list[NdSbp], HeldSolutions]:
+        """The alternatives by what the ops of their placements take, one after the other; and the others."""
         effort = until_over(seconds)
         searches = [self._search(place, part, effort) for place, part in target.parts.items()]
         now = {target.signatures[0]} if target.made else set(target.signatures)
         every = [s.problem.signatures(s.target) for s in searches]
-        first = map(target.whole, every[0])
         others = [
             nd
-            for nd in first
-            if nd is not None and nd not in now and (not target.sent or self._can_be_sent(target, nd))
+            for nd in map(target.whole, every[0])
+            if nd is not None
+            and nd not in now
+            and (not target.sent or self._can_be_sent(target, nd))
+            and all(target.local(nd) in own for own in every)
         ]
-        others = [nd for nd in others if all(target.local(nd) in own for own in every)]
         wanted, share = (most if len(searches) == 1 else len(others)), effort.left / len(searches)
-        costs, unknown, impossible = dict.fromkeys(others, 0.0), 0, 0
-        slower = 0
+        found = list[HeldSolutions]()
         for search in searches:
             states = [search.problem.held(search.target, target.local(nd)) for nd in others]
-            found = cheapest_held(search.network, states, wanted, effort.at_most(share))
-            here = {others[i]: solution.cost for i, solution in found.found}
-            costs = {nd: cost + here[nd] for nd, cost in costs.items() if nd in here}
-            unknown, impossible = max(unknown, found.unknown), max(impossible, found.impossible)
-            slower = max(slower, found.slower)
-        ordered = sorted(costs, key=lambda nd: costs[nd])
-        return RankedSignatures(tuple(ordered[:most]), slower + len(ordered[most:]), unknown, impossible)
+            found.append(cheapest_held(search.problem.indexed.dense(), states, wanted, effort.at_most(share)))
+        costs = [{i: solution.cost for i, solution in one.found} for one in found]
+        ordered = sorted(set(costs[0]).intersection(*costs), key=lambda i: (sum(c[i] for c in costs), i))
+        slower, unknown, impossible = (
+            max(getattr(one, count) for one in found) for count in ("slower", "unknown", "impossible")
+        )
+        rest = HeldSolutions((), slower + len(ordered[most:]), unknown, impossible)
+        return [others[i] for i in ordered[:most]], rest
 
     def _search(self, place: int, part: Target, effort: Effort) -> HeldSearch:
         """The planning problem of a placement, which tells how a target lies there."""

@@ -1,6 +1,8 @@
 """What must hold between passes: checked after each of them, unless `Options(check=False)` says otherwise."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from typing import ParamSpec
 
 from sbp.passes.boxing.paths import Boxing, Boxings
 from sbp.passes.explain.plan import PlanData
@@ -11,23 +13,30 @@ from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const, Graph, Node
 from sbp.signature import NdSbp, P, Split
 
+Args = ParamSpec("Args")
+
 
 class SpecError(AssertionError):
     """A pass broke its contract: a bug in the compiler, not in the user's program."""
 
 
-def _demand(problems: Iterator[str], what: str) -> None:
-    found = list(problems)
-    if found:
-        raise SpecError(f"{what}:\n  " + "\n  ".join(found))
+def contract(what: str) -> Callable[[Callable[Args, Iterator[str]]], Callable[Args, None]]:
+    """Makes a check of what yields the problems of something: it raises them all."""
+
+    def check_of(problems: Callable[Args, Iterator[str]]) -> Callable[Args, None]:
+        @wraps(problems)
+        def check(*args: Args.args, **named: Args.kwargs) -> None:
+            if found := list(problems(*args, **named)):
+                raise SpecError(f"{what}:\n  " + "\n  ".join(found))
+
+        return check
+
+    return check_of
 
 
-def check_graph(graph: Graph) -> None:
+@contract("the logical graph")
+def check_graph(graph: Graph) -> Iterator[str]:
     """Every value is made once, before it is used; ids are positions."""
-    _demand(_graph_problems(graph), "the logical graph")
-
-
-def _graph_problems(graph: Graph) -> Iterator[str]:
     made = set(graph.inputs)
     for i, value in enumerate(graph.values):
         if value.id != i:
@@ -60,12 +69,9 @@ def _order_problems(graph: Graph, nodes: Sequence[Node], made: set[int]) -> Iter
             made.add(v)
 
 
-def check_candidates(candidates: Candidates) -> None:
+@contract("the candidates")
+def check_candidates(c: Candidates) -> Iterator[str]:
     """Every op has a strategy, every signature fits its tensor."""
-    _demand(_candidate_problems(candidates), "the candidates")
-
-
-def _candidate_problems(c: Candidates) -> Iterator[str]:
     n, seen = c.placement.ndim, set[tuple[int, tuple[int, ...]]]()
     for node in c.graph.walk():
         strategies = c.strategies.get(node.id, ())
@@ -93,12 +99,9 @@ def _fits(nd: NdSbp, ndim: int, n: int) -> bool:
     return len(nd) == n
 
 
-def check_assignment(candidates: Candidates, assignment: ChosenSignatures, boxings: Boxings) -> None:
+@contract("the assignment")
+def check_assignment(c: Candidates, a: ChosenSignatures, boxings: Boxings) -> Iterator[str]:
     """Every choice is a candidate, and every value can be brought where it is wanted."""
-    _demand(_assignment_problems(candidates, assignment, boxings), "the assignment")
-
-
-def _assignment_problems(c: Candidates, a: ChosenSignatures, boxings: Boxings) -> Iterator[str]:
     tables: dict[int, Boxing] = {}
     for node in c.graph.walk():
         if node.bodies:
@@ -118,12 +121,9 @@ def _assignment_problems(c: Candidates, a: ChosenSignatures, boxings: Boxings) -
                 yield f"{c.graph.values[x]} cannot be boxed to {nd}"
 
 
-def check_physical(physical: Physical) -> None:
+@contract("the physical program")
+def check_physical(p: Physical) -> Iterator[str]:
     """Every step reads versions that exist; results exist at rest; no result is partial."""
-    _demand(_physical_problems(physical), "the physical program")
-
-
-def _physical_problems(p: Physical) -> Iterator[str]:
     have = set(zip(p.graph.inputs, p.inputs, strict=True))
     yield from _step_problems(p, p.steps, have)
     for x, nd in zip(p.graph.outputs, p.outputs, strict=True):
@@ -149,19 +149,17 @@ def _step_problems(p: Physical, steps: Sequence[Step], have: set[Version]) -> It
         have.update(writes(step))
 
 
-def check_owners(physical: Physical) -> None:
+@contract("owners")
+def check_owners(p: Physical) -> Iterator[str]:
     """Only a reduction of a sum brings bits of one device each."""
-    moves = (b for b, _ in physical.boxes() if b.owned)
-    bad = (b for b in moves if b.move.kind not in ("all_reduce", "reduce_scatter") or b.move.old != P)
-    _demand((f"{b.move.kind} of value {b.value} from {b.move.old} is marked as owned" for b in bad), "owners")
+    for b, _ in p.boxes():
+        if b.owned and (b.move.kind not in ("all_reduce", "reduce_scatter") or b.move.old != P):
+            yield f"{b.move.kind} of value {b.value} from {b.move.old} is marked as owned"
 
 
-def check_plan(plan: PlanData) -> None:
+@contract("the plan")
+def check_plan(plan: PlanData) -> Iterator[str]:
     """Every collective is one of the placement, and every leaf has a signature and a name."""
-    _demand(_plan_problems(plan), "the plan")
-
-
-def _plan_problems(plan: PlanData) -> Iterator[str]:
     for what, sbps, paths in (
         ("arguments", plan.in_sbp, plan.in_paths),
         ("results", plan.out_sbp, plan.out_paths),

@@ -37,7 +37,7 @@ def explain(
     """
     physical, graph = takes.physical, takes.physical.graph
     reasons = Reasons(physical, Names(graph, *paths))
-    step, sending = takes.scheduled(), communicating(physical)
+    step, sending = takes.scheduled, communicating(physical)
     collectives = tuple(
         _moved(row_name(i), s, n, takes, reasons, step)
         if isinstance(s, Box)

@@ -165,10 +165,6 @@ class Evaluator:
         shape = (math.ceil(sent[0] * times), *sent[1:]) if sent else (math.ceil(times),)
         return self.network.seconds(boxes[largest].move, shape, dtype)
 
-    def believed_seconds(self, kind: str, axes: tuple[int, ...], wire_bytes: float) -> float:
-        """What XLA's scheduler takes a collective to be in which one device sends so much."""
-        return self.network.believed_seconds(kind, axes, wire_bytes)
-
     @property
     def beside_share(self) -> float:
         """The share of its rate that a kernel keeps beside a collective."""
@@ -187,12 +183,9 @@ class Evaluator:
         """
         return part_seconds(steps, kept, self) if self.hides else self.seconds(steps)
 
+    @cached_property
     def scheduled(self) -> ScheduledStep:
         """The same of the whole program, nearer to what XLA makes of it, and found more slowly."""
-        return self._scheduled
-
-    @cached_property
-    def _scheduled(self) -> ScheduledStep:
         if not self.hides:
             return ScheduledStep(self.seconds(), self._alone())
         return scheduled(self.whole, self, donations(self.physical, self.donated))
@@ -250,7 +243,7 @@ class Evaluator:
         for turn, step in self._peak.begun:
             taken[turn + 1] += self.together_seconds(step)
         *ends, total = itertools.accumulate(taken)
-        scale = self.scheduled().seconds / total if total else 0.0
+        scale = self.scheduled.seconds / total if total else 0.0
         return [scale * seconds for seconds in ends]
 
     def trip_course(self, loop: Border, k: int) -> TripCourse:
@@ -303,7 +296,8 @@ class Evaluator:
         if isinstance(step, Box) and op.sends:
             boxes = [x.step for x in (op, *more) if isinstance(x.step, Box)]
             wire_bytes = sum(map(self.box_bytes, boxes))
-            return self.believed_seconds(step.move.kind, step.move.axes, wire_bytes) if wire_bytes else 0.0
+            believed = self.network.believed_seconds
+            return believed(step.move.kind, step.move.axes, wire_bytes) if wire_bytes else 0.0
         if isinstance(step, Compute):
             key, known = self._kind_of(step), self.facts.scheduled_seconds
             if key not in known:

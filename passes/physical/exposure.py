@@ -18,13 +18,12 @@ from sbp.passes.physical.insert import Computes, insert_boxing
 from sbp.passes.physical.owners import mark_owners
 from sbp.passes.physical.program import Box, Compute
 from sbp.passes.plan import constants
-from sbp.passes.plan.candidates import Candidates, Strategy
-from sbp.passes.plan.cost import communication_seconds
+from sbp.passes.plan.candidates import Candidates
+from sbp.passes.plan.cost import sent_seconds
 from sbp.passes.plan.descent import Colours
 from sbp.passes.plan.model import ChosenSignatures, Model
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.program.graph import Graph, Node
-from sbp.passes.program.views import communication_of
 
 Shares = Mapping[Hashable, float]
 """Per group of moves that look alike, what part of them counts."""
@@ -86,7 +85,7 @@ class Clock:
         Arguments:
           beyond_seconds: what others take for what it sends and is sent.
         """
-        run = takes.scheduled()
+        run = takes.scheduled
         sent, exposed, talked, waited = (defaultdict[int, float](float) for _ in range(4))
         # What ops that run again make is none of the program's values: the search has other ids for it.
         known, serial = len(self.candidates.graph.values), 0.0
@@ -136,15 +135,11 @@ class Exposure:
                 if key not in known:
                     # A table has its op's launches, loops and all: what is sent is part of it as often.
                     times = m.supply[node.outputs[0]].times
-                    known[key] = np.array([times * self._sent(node, s) for s in m.states[variable]])
+                    sent = (sent_seconds(m.graph, node, s, m.boxings.network) for s in m.states[variable])
+                    known[key] = times * np.array(list(sent))
                 if known[key].any():
                     found[variable] = node, known[key]
         return found
-
-    def _sent(self, node: Node, strategy: Strategy) -> float:
-        network = self.model.boxings.network
-        communication = communication_of(self.model.graph, node, strategy.lying, network.placement.shape)
-        return sum(communication_seconds(t, network) for t in communication)
 
     def shares(
         self,

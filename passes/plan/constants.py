@@ -75,8 +75,6 @@ RESULT_CELLS = 1e8
 """Cells that a reduction goes through, or the states that are left may have, at the most: a gigabyte."""
 ELIMINATED_CELLS = 1e8
 """Cells of the buckets of a connected part that is eliminated over at once: half a second."""
-BLOCK_CELLS = 1 << 17
-"""Cells that an elimination works on at a time: they fit the second level of cache."""
 COMPARED_CELLS = 1 << 21
 """Comparisons of all states of a node, or combinations of all states of a network, that are gone through.
 Half: steps up to 2.2 % longer. Double: steps up to 4.7 % longer, work 16 % more."""
@@ -232,3 +230,10 @@ RECOMPUTATIONS = 64
 
 HELD_SHARES = 1.5
 """Alternatives that may take their whole share of the time, for each one that is wanted: most take less."""
+
+# Before and after a search.
+
+CASTS_SHARE = 0.05
+"""Of the memory of all devices, what may be kept of weights that are cast once for all micro-batches."""
+BOUND_SECONDS = 10.0
+"""Of work, for a bound that holds however versions are made."""

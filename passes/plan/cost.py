@@ -106,13 +106,17 @@ def seconds_of(
     Arguments:
       shards: the shapes of shards that are known already, which grow.
     """
-    hierarchy = network.placement.shape
     computed = kernel_seconds_of(graph, node, strategies, network, traffic, shards)
     return [
-        seconds
-        + sum(communication_seconds(t, network) for t in communication_of(graph, node, s.lying, hierarchy))
+        seconds + sent_seconds(graph, node, s, network)
         for s, seconds in zip(strategies, computed, strict=True)
     ]
+
+
+def sent_seconds(graph: Graph, node: Node, strategy: Strategy, network: Network) -> float:
+    """The time of what an op sends itself."""
+    sent = communication_of(graph, node, strategy.lying, network.placement.shape)
+    return sum(communication_seconds(t, network) for t in sent)
 
 
 def kernel_seconds_of(

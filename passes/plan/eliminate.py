@@ -4,6 +4,7 @@ import heapq
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
@@ -182,41 +183,12 @@ def _plan(network: CostNetwork, order: Sequence[int], max_cells: float) -> Elimi
 
 def _minimise(parts: Sequence[tuple[Table, tuple[int, ...]]], sizes: Sequence[int]) -> Table:
     """Sum of the parts over the axes 0, 1, ..., minimised over axis 0."""
-    aligned = _merged([_align(table, axes, len(sizes)) for table, axes in parts], sizes)
-    if len(aligned) == 1:
-        least: Table = np.broadcast_to(aligned[0], sizes).min(axis=0)
-        return least
-    blocked = 1  # the axes 1 .. blocked-1 are walked through, the others worked on at once
-    while blocked < len(sizes) and sizes[0] * math.prod(sizes[blocked:]) > constants.BLOCK_CELLS:
-        blocked += 1
-    result = np.empty(tuple(sizes[1:]))
-    scratch = np.empty((sizes[0], *sizes[blocked:]))
-    for walked in np.ndindex(*sizes[1:blocked]):
-        block = [
-            part[(slice(None), *(at if part.shape[1 + axis] > 1 else 0 for axis, at in enumerate(walked)))]
-            for part in aligned
-        ]
-        total = block[0]
-        for part in block[1:-1]:
-            total = total + part
-        np.add(total, block[-1], out=scratch)
-        np.minimum.reduce(scratch, axis=0, out=result[(*walked, ...)])
-    return result
-
-
-def _merged(parts: list[Table], sizes: Sequence[int]) -> list[Table]:
-    """The same sum in fewer parts, none of them larger than a block unless it came so; smallest first."""
-    parts = sorted(parts, key=lambda part: part.size)
-    merged: list[Table] = []
-    for part in parts:
-        for k, other in enumerate(merged):
-            shape = [max(a, b) for a, b in zip(part.shape, other.shape, strict=True)]
-            if math.prod(shape) <= max(constants.BLOCK_CELLS, part.size):
-                merged[k] = part + other
-                break
-        else:
-            merged.append(part)
-    return sorted(merged, key=lambda part: part.size)
+    aligned = sorted((_align(table, axes, len(sizes)) for table, axes in parts), key=lambda part: part.size)
+    least: Table = np.full(tuple(sizes[1:]), np.inf)
+    for state in range(sizes[0]):
+        total = reduce(np.add, [part[min(state, part.shape[0] - 1)] for part in aligned])
+        np.minimum(least, total, out=least)
+    return least
 
 
 def _align(table: Table, axes: tuple[int, ...], rank: int) -> Table:

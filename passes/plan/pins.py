@@ -12,7 +12,7 @@ from sbp.notation.resolve import check_fit
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.plan.candidates import Candidates, pin_of
 from sbp.passes.plan.cost import node_seconds
-from sbp.passes.plan.model import Boundary, boxing_of
+from sbp.passes.plan.model import Boundary, BoundaryCost, boxing_of
 from sbp.passes.plan.rest import allowed_at_rest, rest_signatures
 from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.placement import Placement
@@ -28,8 +28,13 @@ def boundary(
     outs: Sequence[NdSbp | None],
     ties: Sequence[int | None],
     placement: Placement,
+    costs: tuple[tuple[BoundaryCost | None, ...], tuple[BoundaryCost | None, ...]] = ((), ()),
 ) -> Boundary:
-    """The signatures at rest: what a `jax.Array` can hold of what the user fixed."""
+    """The signatures at rest: what a `jax.Array` can hold of what the user fixed.
+
+    Arguments:
+      costs: of arguments and of results, what they take beyond the program.
+    """
 
     def rest(x: Operand, nd: NdSbp | None) -> NdSbp | None:
         value = graph.operand(x)
@@ -40,7 +45,8 @@ def boundary(
         legal = allowed_at_rest(asked, value.shape, value.dtype, placement)
         return asked if len(legal) > 1 else legal[0]
 
-    return Boundary(tuple(map(rest, graph.inputs, ins)), tuple(map(rest, graph.outputs, outs)), tuple(ties))
+    at_rest_in, at_rest_out = tuple(map(rest, graph.inputs, ins)), tuple(map(rest, graph.outputs, outs))
+    return Boundary(at_rest_in, at_rest_out, tuple(ties), *costs)
 
 
 def _without_empty(shape: Sequence[int], nd: NdSbp) -> NdSbp:

@@ -250,24 +250,13 @@ class _Restriction:
             return
 
         def kept(s: Strategy) -> bool:
-            stay = all(s.operands[k][a].__class__ is Split for k in taken for a in self.staying)
-            whole = all(s.operands[k][a] == B for k in taken for a in self.gathering)
-            rows = any(s.results[k][a] == Split(0) for k in made for a in self.with_whole_rows)
+            uses = list(enumerate(self.seed))
+            stay = all(s.operands[k][a].__class__ is Split for k in taken for a, use in uses if use.stays)
+            whole = all(s.operands[k][a] == B for k in taken for a, use in uses if use.gathered)
+            rows = any(s.results[k][a] == Split(0) for k in made for a, use in uses if use.whole_rows)
             return stay and whole and not rows
 
         self._keep(self.model.nodes[node.id], (taken, made), kept)
-
-    @property
-    def staying(self) -> list[int]:
-        return [a for a, use in enumerate(self.seed) if use.stays]
-
-    @property
-    def gathering(self) -> list[int]:
-        return [a for a, use in enumerate(self.seed) if use.gathered]
-
-    @property
-    def with_whole_rows(self) -> list[int]:
-        return [a for a, use in enumerate(self.seed) if use.whole_rows]
 
     def _keep(self, variable: int, kind: Hashable, kept: Callable[[Any], bool]) -> None:
         states, cost = self.model.states[variable], self.unary[variable]

@@ -52,10 +52,10 @@ class PlanChain:
     looks: int = 0
     is_over: bool = False
 
-
-def _promise(chain: PlanChain) -> float:
-    """The lower, the sooner a chain is gone on with."""
-    return chain.best.times.step_seconds * (1.0 + constants.PATIENCE) ** chain.looks
+    @property
+    def promise(self) -> float:
+        """The lower, the sooner it is gone on with."""
+        return self.best.times.step_seconds * (1.0 + constants.PATIENCE) ** self.looks
 
 
 class Explorer:
@@ -123,7 +123,7 @@ class Explorer:
         """
         self.turns += 1
         turn, last = self.turns % constants.PERIOD, self.chains[-1]
-        chain = min((c for c in self.chains if not c.is_over), key=_promise, default=None)
+        chain = min((c for c in self.chains if not c.is_over), key=lambda c: c.promise, default=None)
         begins = turn == 2 and (self.may_solve or self.turns == 2)
         if turn == 0 and self.look_near():
             pass

@@ -11,7 +11,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from sbp.compat.untyped import Leaf, PyTree
-from sbp.passes.physical.read_ahead import ReadAhead
+from sbp.passes.physical.exchanges import ReadAhead
 from sbp.runtime.processes.addressable import moved_to
 from sbp.text.user_warnings import warn_user
 

@@ -9,8 +9,8 @@ from jax import lax
 from jax.sharding import NamedSharding
 
 from sbp.compat.untyped import PyTree, partition_spec, struct
+from sbp.passes.physical.exchanges import ReadAhead
 from sbp.passes.physical.program import Physical
-from sbp.passes.physical.read_ahead import ReadAhead
 from sbp.runtime.lower.device import Device, Env
 from sbp.runtime.lower.lowering import DeviceMesh, shardings
 from sbp.runtime.lower.read_ahead import input_version, sent_ahead

@@ -16,8 +16,8 @@ from sbp.compat import core
 from sbp.compat.untyped import Leaf, PyTree, optimization_barrier, partition_spec
 from sbp.layout import local_shape
 from sbp.notation.resolve import to_partition_spec
+from sbp.passes.physical.exchanges import ReadAhead
 from sbp.passes.physical.program import Physical, Step, walk_steps
-from sbp.passes.physical.read_ahead import ReadAhead
 from sbp.passes.physical.sections import Section
 from sbp.passes.program.graph import Source
 from sbp.runtime.call.arguments import weaken

@@ -11,9 +11,8 @@ from collections.abc import Hashable, Sequence
 import jax
 
 from sbp.compat.untyped import PyTree
-from sbp.passes.physical.exchanges import ids_of
+from sbp.passes.physical.exchanges import ReadAhead, ids_of
 from sbp.passes.physical.program import Physical, Version
-from sbp.passes.physical.read_ahead import ReadAhead
 from sbp.runtime.lower.device import Device, Env
 from sbp.runtime.lower.local_kernels import send_keys
 

@@ -193,12 +193,14 @@ def test_the_scheduler_knows_hosts_of_eight() -> None:
     devices = sbp.placement("h100", shape=(16, 8))
     takes = evaluator(planned(jax.grad(loss), (WEIGHTS, IMAGES), ([B, B], [S(0), S(0)]), devices))
     wire_bytes = 2 * 127 / 128 * 25_188_352
-    assert takes.believed_seconds("all_reduce", (0, 1), wire_bytes) == pytest.approx(1491.6e-6, rel=1e-3)
-    assert 1.1e-3 < takes.believed_seconds("all_reduce", (0,), 1000.0) < 1.2e-3
-    assert takes.believed_seconds("all_gather", (1,), 7 / 8 * 2**18) == pytest.approx(32.96e-6)
+    assert takes.network.believed_seconds("all_reduce", (0, 1), wire_bytes) == pytest.approx(
+        1491.6e-6, rel=1e-3
+    )
+    assert 1.1e-3 < takes.network.believed_seconds("all_reduce", (0,), 1000.0) < 1.2e-3
+    assert takes.network.believed_seconds("all_gather", (1,), 7 / 8 * 2**18) == pytest.approx(32.96e-6)
     many = sbp.placement("h100", shape=(4, 4, 8))
     takes = evaluator(planned(jax.grad(loss), (WEIGHTS, IMAGES), ([B, B, B], [S(0), S(0), S(0)]), many))
-    found = {takes.believed_seconds("all_reduce", (1,), n) for n in (1e3, 1e9)}
+    found = {takes.network.believed_seconds("all_reduce", (1,), n) for n in (1e3, 1e9)}
     assert found == {UNKNOWN_SECONDS}
 
 
@@ -207,7 +209,7 @@ def test_what_nothing_is_known_of_is_believed_to_take_what_it_takes() -> None:
     takes = evaluator(plan)
     for kind, wire_bytes in (("all_reduce", 1e3), ("permute", 1e8)):
         taken = takes.network.collective_seconds(kind, (0,), wire_bytes)
-        assert takes.believed_seconds(kind, (0,), wire_bytes) == taken > 0
+        assert takes.network.believed_seconds(kind, (0,), wire_bytes) == taken > 0
     ops = [op_of(s, takes.physical) for s in takes.physical.steps if isinstance(s, Compute)]
     product = next(op for op in ops if op.name == "dot_general")
     assert takes.scheduled_seconds(product) == pytest.approx(
@@ -220,7 +222,7 @@ def test_collectives_that_are_sent_as_one_are_one_to_the_scheduler() -> None:
     takes = evaluator(planned(jax.grad(loss), (WEIGHTS, IMAGES), ([B, B], [S(0), S(0)]), devices))
     found = [op_of(s, takes.physical) for s in takes.physical.steps if isinstance(s, Box)]
     first, second = (op for op in found if op.sends)
-    alone, rounds = takes.scheduled_seconds(first), takes.believed_seconds("all_reduce", (0, 1), 1.0)
+    alone, rounds = takes.scheduled_seconds(first), takes.network.believed_seconds("all_reduce", (0, 1), 1.0)
     # Equal ones, whose rounds are gone through once.
     assert alone == takes.scheduled_seconds(second) > 2 * rounds
     assert takes.scheduled_seconds(first, second) == pytest.approx(2 * alone - rounds, rel=0.01)
@@ -280,7 +282,7 @@ def updated(lies: Any) -> Evaluator:
 def test_a_step_is_what_is_computed_and_what_is_waited_for() -> None:
     plan = planned(train, (WEIGHTS, array(WIDTH, ROWS)), ([B], [S(1)]))
     takes = evaluator(plan)
-    found = takes.scheduled()
+    found = takes.scheduled
     assert found.seconds == plan.step_seconds
     assert found.seconds == pytest.approx(kernel_seconds(plan) + found.exposed_seconds)
     assert found.seconds <= takes.seconds() * (1 + 1e-9)
@@ -293,7 +295,7 @@ def test_what_is_turned_over_is_copied_at_the_end() -> None:
     for takes, copies in ((along_rows, 0), (along_columns, 2)):
         assert takes.timeline is not None
         end = max(end for _, _, end, _ in takes.timeline[1].spans)
-        assert takes.scheduled().seconds == pytest.approx(end + copies * takes.copy_seconds(shard))
+        assert takes.scheduled.seconds == pytest.approx(end + copies * takes.copy_seconds(shard))
 
 
 def test_a_reader_of_a_gather_waits_for_it() -> None:
@@ -320,7 +322,7 @@ def test_kernels_have_less_of_a_chip_beside_a_collective() -> None:
     crowded = Evaluator(plan.physical, Network(plan.placement, Crowded(**same)))
     assert alone.whole.order.events == crowded.whole.order.events
     sent = sum(c.seconds for c in plan.collectives)
-    found, before = crowded.scheduled(), alone.scheduled()
+    found, before = crowded.scheduled, alone.scheduled
     hidden = sent - found.exposed_seconds
     lost = found.seconds - found.exposed_seconds - (before.seconds - before.exposed_seconds)
     assert lost == pytest.approx(hidden / 2) and hidden > 0

@@ -209,13 +209,6 @@ def test_grids_by_search_agree_with_elimination(seed: int, monkeypatch: pytest.M
         assert answer.cost == pytest.approx(best, abs=1e-9)
 
 
-def test_blocked_buckets_equal_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    networks = [*map(dense_network, range(100)), grid(4, 3, 0)]
-    whole = [eliminated(network) for network in networks]
-    monkeypatch.setattr(constants, "BLOCK_CELLS", 4)
-    assert [eliminated(network) for network in networks] == pytest.approx(whole, abs=1e-9)
-
-
 def test_nodes_without_a_choice_take_no_axis() -> None:
     rng = np.random.default_rng(0)
     leaves = 70

@@ -15,8 +15,8 @@ import pytest
 import sbp
 from sbp import S
 from sbp.options import ExchangeOptions
+from sbp.passes.physical.exchanges import ReadAhead, find_read_ahead
 from sbp.passes.physical.program import Physical
-from sbp.passes.physical.read_ahead import ReadAhead, find_read_ahead
 from sbp.runtime.embedding.optimizers import rowwise_adagrad
 from sbp.runtime.hlo.meter import read_compiled
 from tests.passes.rows.test_tables import DEAR

@@ -1,26 +1,77 @@
-"""The tensors of what a plan sends, as they can be held; and what another plan sends when they are."""
+"""What a program costs and sends, as a plan says it, and as which tensors of what it sends can be held."""
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sbp.annotation import annotate_p
-from sbp.passes.boxing.links import Network
-from sbp.passes.explain.choices import SentAt
+from sbp.passes.boxing.paths import Boxings
+from sbp.passes.explain.choices import PlanFigures, SentAt
 from sbp.passes.explain.collectives import Inside, communicating, row_name
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.reasons import Reasons
 from sbp.passes.explain.targets import Target
-from sbp.passes.physical.evaluate import Evaluator
+from sbp.passes.physical.evaluate import OVERLAPPING, Evaluator
 from sbp.passes.physical.program import Box, Flow, Physical
+from sbp.passes.plan.bounds import least_kernel_seconds
+from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cost import communication_seconds
+from sbp.passes.plan.record import ChoiceRecord
 from sbp.passes.program.names import PHASES, Names, common
+from sbp.signature import format_sbp
+
+
+def figures_of(plan: PlanData) -> PlanFigures:
+    """What a plan costs."""
+    return PlanFigures(plan.seconds, plan.step_seconds, plan.wire_bytes, plan.memory_bytes)
+
+
+def evaluated(takes: Evaluator) -> PlanFigures:
+    """What a program costs."""
+    sent = sum(
+        how.times * (takes.box_bytes(what) if isinstance(what, Box) else what.communication.wire_bytes)
+        for what, how in communicating(takes.physical)
+    )
+    return PlanFigures(takes.seconds(), takes.scheduled.seconds, sent, takes.peak_bytes())
+
+
+def proven(
+    plan: PlanData,
+    choice: ChoiceRecord,
+    candidates: Candidates,
+    boxings: Boxings,
+    cheapest_seconds: float | None,
+) -> PlanData:
+    """A plan with its choice, and what is proven of it."""
+    overlaps = boxings.network.hardware.platform in OVERLAPPING
+    step_bound = least_kernel_seconds(candidates, boxings) if overlaps else choice.bound
+    return replace(
+        plan, bound=choice.bound, step_bound=step_bound, choice=choice, cheapest_seconds=cheapest_seconds
+    )
+
+
+def made_by(physical: Physical, values: Sequence[int]) -> str:
+    """The op that makes some values, and its signatures; several, where not all have the same."""
+    makers = Flow(physical).makers
+    texts = []
+    for v in values:
+        if v in makers:
+            node, s = makers[v]
+            ends = (", ".join(map(format_sbp, lying)) for lying in s.lying)
+            texts.append(f"{node.op} at {node.source} as {' -> '.join(ends)}")
+    every = dict.fromkeys(texts)
+    more = [f"{len(every) - 2} other ways"] if len(every) > 2 else []
+    return "; ".join([*itertools.islice(every, 2), *more])
+
 
 GRADIENT = "gradient of "
 """How names of gradients begin."""
 
 
-def sent_at(physical: Physical, network: Network, donated: Sequence[int]) -> tuple[SentAt, ...]:
+def sent_at(takes: Evaluator) -> tuple[SentAt, ...]:
     """What a program sends, by kind, line and shape."""
-    takes, reasons = Evaluator(physical, network, donated), Reasons(physical, Names(physical.graph, (), ()))
+    physical = takes.physical
+    reasons = Reasons(physical, Names(physical.graph, (), ()))
     found: dict[tuple[str, str, tuple[int, ...]], float] = {}
     for what, how in communicating(physical):
         if isinstance(what, Box):
@@ -29,7 +80,7 @@ def sent_at(physical: Physical, network: Network, donated: Sequence[int]) -> tup
         else:
             shape = physical.graph.operand(what.step.node.inputs[what.communication.operand]).shape
             key = what.communication.kind, str(what.step.node.source), tuple(shape)
-            seconds = communication_seconds(what.communication, network)
+            seconds = communication_seconds(what.communication, takes.network)
         found[key] = found.get(key, 0.0) + how.assumed * seconds
     return tuple(SentAt(*key, seconds) for key, seconds in found.items())
 
