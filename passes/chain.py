@@ -16,9 +16,8 @@ from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain import memory, notes
 from sbp.passes.explain.collectives import explain
+from sbp.passes.explain.notes import everywhere_notes, recomputed_notes
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.explain.recomputation import recomputed_notes
-from sbp.passes.explain.replicated_work import everywhere_notes
 from sbp.passes.face import Plan, faced
 from sbp.passes.passing import Chain, first
 from sbp.passes.physical.buckets import bucket_collectives
@@ -35,10 +34,9 @@ from sbp.passes.pipeline.op_placement import OpPlacements, find_places, placemen
 from sbp.passes.pipeline.order import Order, find_order
 from sbp.passes.pipeline.plan import pipeline_plan
 from sbp.passes.pipeline.planning import plan_shares
-from sbp.passes.pipeline.scan_sums import add_inside
 from sbp.passes.pipeline.schedule_choice import schedule_for
 from sbp.passes.pipeline.stages import Stages
-from sbp.passes.pipeline.sums import split_sums
+from sbp.passes.pipeline.sums import add_inside, split_sums
 from sbp.passes.plan import constants, pins
 from sbp.passes.plan.bounds import relaxed_bound
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
@@ -46,10 +44,9 @@ from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.model import Boundary, ChosenSignatures
 from sbp.passes.plan.record import ChoiceRecord
 from sbp.passes.plan_figures import proven
-from sbp.passes.program.duplicates import without_duplicates
+from sbp.passes.program.duplicates import without_duplicates, without_inverse_views
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.hoist import hoist_casts, hoist_narrowing
-from sbp.passes.program.inverse_views import without_inverse_views
 from sbp.passes.program.trace import Traced
 from sbp.passes.recall import Recall
 from sbp.passes.request import Peers, Request, StagesRequest

@@ -1,17 +1,28 @@
-"""Remarks on a plan: what the reader did not ask about and should know."""
+"""Remarks on a plan: what the reader did not ask about and should know.
+
+Among them: what is computed again because it is not kept, and work that all devices of an axis repeat
+although an argument is split.
+"""
 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
 
 import jax.numpy as jnp
 
 from sbp.layout import at_rest
+from sbp.passes.boxing.links import Network
+from sbp.passes.boxing.moves import Move
 from sbp.passes.explain.plan import CUT_OFF, PlanData
-from sbp.passes.physical.evaluate import Evaluator
+from sbp.passes.physical.evaluate import Evaluator, executed
 from sbp.passes.physical.program import Box, Compute, Physical
+from sbp.passes.plan.candidates import Candidates
+from sbp.passes.plan.clusters import op_count
 from sbp.passes.plan.cost import local_bytes
-from sbp.passes.program.graph import Const, Graph, Operand
+from sbp.passes.plan.model import ChosenSignatures
+from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.passes.program.trace import Traced
 from sbp.placement import Placement
 from sbp.signature import AUTO_SPLIT, B, NdSbp, P, Split, format_sbp, splits_of
@@ -159,3 +170,142 @@ def cut_note(time_limit_seconds: float | None) -> str:
     limit = time_limit_seconds or 0.0
     more = f"Options(time_limit={4 * limit:g})" if limit else "more"
     return f"{CUT_OFF}Options(time_limit={limit:g}): a faster plan may be found with {more}"
+
+
+SHOWN = 6
+"""Lines of the user's program that a remark names."""
+
+
+@dataclass
+class RecomputedLine:
+    """The recomputation of one line of the user's program.
+
+    Arguments:
+      tensors: those that are not kept.
+      ops: how many run again.
+      freed_bytes: on one device.
+      seconds: of the ops.
+    """
+
+    tensors: int = 0
+    ops: int = 0
+    freed_bytes: float = 0.0
+    seconds: float = 0.0
+
+
+def recomputed_lines(
+    candidates: Candidates, chosen: ChosenSignatures, physical: Physical, network: Network
+) -> dict[str, RecomputedLine]:
+    """The recomputation by lines of the user's program, those first that free most.
+
+    Arguments:
+      candidates: of the program as it is.
+      physical: the program with the ops that run again.
+    """
+    graph, lives = candidates.graph, {life.value for life in candidates.lives}
+    copies = op_count(graph)
+    makers, takes = graph.producers(), Evaluator(physical, network)
+    steps = {s.node.id: s for s in physical.steps if isinstance(s, Compute)}
+    found: dict[str, RecomputedLine] = defaultdict(RecomputedLine)
+    for v in chosen.recomputed:
+        node, value = makers[v], graph.values[v]
+        again, line = steps.get(copies + node.id), found[str(node.source)]
+        if again is None:
+            continue
+        line.ops += 1
+        # What has no early use has moved: it is made once.
+        line.seconds += takes.seconds_of(again) if node.id in steps else 0.0
+        if v in lives:
+            kept = chosen.strategies[node.id].results[0]
+            line.tensors += 1
+            line.freed_bytes += local_bytes(value.shape, value.dtype, kept, physical.placement.shape)
+    return dict(sorted(found.items(), key=lambda x: -x[1].freed_bytes))
+
+
+def recomputed_notes(
+    candidates: Candidates, chosen: ChosenSignatures, physical: Physical, network: Network
+) -> tuple[str, ...]:
+    """Remarks on recomputation; none if there is none, or only of ops that are no kernels (a transpose)."""
+    lines = recomputed_lines(candidates, chosen, physical, network)
+    tensors, ops = sum(x.tensors for x in lines.values()), sum(x.ops for x in lines.values())
+    if not tensors:
+        return ()
+    freed, taken = sum(x.freed_bytes for x in lines.values()), sum(x.seconds for x in lines.values())
+    head = (
+        f"{'1 tensor is' if tensors == 1 else f'{tensors} tensors are'} recomputed for later uses instead of "
+        f"being kept, since memory is short: {ops_text(ops)} again, {seconds_text(taken)}, and "
+        f"{bytes_text(freed)} per device need not be kept"
+    )
+    large = [(at, x) for at, x in lines.items() if x.freed_bytes][:SHOWN]
+    each = (
+        f"{at}: {ops_text(x.ops)} again, which frees {bytes_text(x.freed_bytes)} for "
+        f"{seconds_text(x.seconds)}"
+        for at, x in large
+    )
+    return head, *each
+
+
+def ops_text(count: int) -> str:
+    """A number of ops with its verb: "1 op runs", "3 ops run"."""
+    return "1 op runs" if count == 1 else f"{count} ops run"
+
+
+MOST = 0.9
+"""The share of the computing time from which the work counts as done everywhere."""
+
+
+def everywhere_notes(
+    physical: Physical, asked: Sequence[NdSbp | None], paths: Sequence[str], network: Network
+) -> list[str]:
+    """A remark for each placement axis whose devices all do the same although arguments are split along it.
+
+    Weights that are gathered where they are used, as in ZeRO-3, are no such case: another argument splits the
+    work.
+
+    Arguments:
+      asked: per argument, the user's signature, or None.
+      paths: the names of the arguments.
+    """
+    given = {
+        x: (path, nd)
+        for x, path, nd in zip(physical.graph.inputs, paths, asked, strict=False)
+        if nd is not None and not path.startswith("from ")
+    }
+    gathered = {s.value: s.move for s, _ in physical.walk() if isinstance(s, Box) and s.value in given}
+    notes = []
+    for axis, size in enumerate(physical.placement.shape):
+        named = [x for x, move in gathered.items() if size > 1 and _gathers(given[x][1], move, axis)]
+        heaviest = _done_everywhere(physical, axis, network) if named else None
+        if heaviest is not None:
+            args = ", ".join(f"{given[x][0]} {format_sbp(given[x][1])}" for x in named)
+            notes.append(
+                f"{args}: gathered whole over {physical.placement.axes[axis]!r}, as that is cheaper by the "
+                f"estimate than to split the work, so each of the {size} devices does all of it; to insist, "
+                f"annotate an activation, such as what {heaviest.op} at {heaviest.source} makes"
+            )
+    return notes
+
+
+def _gathers(asked: NdSbp, move: Move, axis: int) -> bool:
+    """Whether a move gathers what the user split along an axis."""
+    return isinstance(asked[axis], Split) and isinstance(move.before[axis], Split) and move.after[axis] == B
+
+
+def _done_everywhere(physical: Physical, axis: int, network: Network) -> Node | None:
+    """The op that takes longest, if nearly all work is repeated on all devices of an axis."""
+    graph, takes, total, same = physical.graph, Evaluator(physical, network), 0.0, 0.0
+    most, heaviest = -1.0, None
+    for how in executed(physical.steps):
+        step = how.step
+        if not isinstance(step, Compute) or not step.node.outputs:
+            continue
+        # Where time costs nothing, sizes say where the work is.
+        size = sum(prod(graph.values[v].shape) for v in step.node.outputs)
+        work = how.assumed * (takes.seconds_of(step) + 1e-18 * size)
+        total += work
+        lying = [*step.strategy.operands, *step.strategy.results]
+        if all(nd[axis] == B for nd in lying):
+            same += work
+            if work > most and any(not isinstance(x, Const) for x in step.node.inputs):
+                most, heaviest = work, step.node
+    return heaviest if total and same >= MOST * total else None

@@ -20,9 +20,9 @@ from typing import TypeAlias
 from sbp.errors import MemoryLimitError, SbpError
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.pipeline.cut import cut, transfers_inside
-from sbp.passes.pipeline.figures import Sizes
 from sbp.passes.pipeline.op_placement import OpPlacements, loop_of
 from sbp.passes.pipeline.order import Order
+from sbp.passes.pipeline.plan import Sizes
 from sbp.passes.pipeline.split import Splitter, Subgraph
 from sbp.passes.pipeline.stages import Labels, Stages, physical_of
 from sbp.passes.plan.model import BoundaryCost

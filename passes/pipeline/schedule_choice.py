@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 from sbp.errors import ArgumentError, MemoryLimitError, Problem
 from sbp.passes.pipeline.edges import edges_of, trains
-from sbp.passes.pipeline.figures import Figures, figures_of
+from sbp.passes.pipeline.plan import Figures, figures_of
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.schedule.actions import Schedule
 from sbp.passes.schedule.dataflow import Edge

@@ -1,6 +1,11 @@
-"""Ops that compute what one before them has computed: once, as XLA does, which also merges what they send."""
+"""Ops that compute what one before them has computed: once, as XLA does, which also merges what they send.
 
-from collections.abc import Collection, Hashable, Iterable
+Reshapes, transposes and slices that undo each other are taken out too: who reads the last reads what the
+first has read. A planner that splits rows sees them move where `x.reshape(n, d).reshape(k, n // k, d)` only
+names them anew: the first reshape merges a split dim into another one, and the second takes it out again.
+"""
+
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -93,3 +98,88 @@ def exact(x: Any) -> Hashable:
         return type(x), tuple(map(exact, x))
     held: Hashable = (type(x), x)
     return held
+
+
+NAMES_ANEW = ("reshape", "squeeze", "expand_dims")
+"""Ops that keep all elements in their order."""
+
+
+def without_inverse_views(graph: Graph) -> Graph:
+    """The graph in which no chain of reshapes, or of transposes, and no row of pieces is its source again.
+
+    Results of the program and of bodies stay what they are.
+    """
+    editor = Editor(graph)
+    _Views(editor).all(graph.nodes, graph.outputs)
+    return editor.finish(graph.nodes) if editor.instead else graph
+
+
+class _Views:
+    """Looks for views that are undone, and tells the editor what stands for them."""
+
+    def __init__(self, editor: Editor) -> None:
+        self.editor = editor
+
+    def all(self, nodes: Iterable[Node], results: Iterable[Operand]) -> None:
+        """Those of the graph, or of a body."""
+        kept = {x for x in results if not isinstance(x, Const)}
+        makers: dict[int, Node] = {}
+        for node in nodes:
+            for body in node.bodies:
+                self.all(body.nodes, body.outputs)
+            makers.update(dict.fromkeys(node.outputs, node))
+            source = self.whole(node, makers) if node.op == "concatenate" else self.same(node, makers)
+            if source is not None and kept.isdisjoint(node.outputs):
+                self.editor.substitute(node.outputs, (source,))
+
+    def same(self, node: Node, makers: Mapping[int, Node]) -> int | None:
+        """The nearest source of a view that is the same tensor; None if there is none."""
+        kinds = next((k for k in (NAMES_ANEW, ("transpose",)) if node.op in k), None)
+        if kinds is None:
+            return None
+        shape = self.shape(node.outputs[0])
+        straight = order = tuple(range(len(shape)))
+        at: Node | None = node
+        while at is not None and at.op in kinds and at.role.place == node.role.place:
+            x = self.editor.read(at.inputs[0])
+            if isinstance(x, Const):
+                return None
+            if at.op == "transpose":
+                order = tuple(at.params["permutation"][d] for d in order)
+            if self.shape(x) == shape and order == straight:
+                return x
+            at = makers.get(x)
+        return None
+
+    def whole(self, node: Node, makers: Mapping[int, Node]) -> int | None:
+        """What all operands are pieces of, if they are all of it, one after the other; None if not."""
+        dim, end, source = node.params["dimension"], 0, None
+        for x in node.inputs:
+            made = None if isinstance(x, Const) else makers.get(x)
+            if made is None or isinstance(x, Const) or made.role.place != node.role.place:
+                return None
+            of, begin, limit = self.piece(made, x, dim)
+            if of is None or source not in (None, of) or begin != end:
+                return None
+            end, source = limit, of
+        return source if source is not None and end == self.shape(source)[dim] else None
+
+    def piece(self, made: Node, x: int, dim: int) -> tuple[int | None, int, int]:
+        """What a slice along a dim, or a part of a split, is of, and where it begins and ends."""
+        if made.op not in ("slice", "split"):
+            return None, 0, 0
+        of, params = self.editor.read(made.inputs[0]), made.params
+        if isinstance(of, Const):
+            return None, 0, 0
+        if made.op == "split":
+            begin = sum(params["sizes"][: made.outputs.index(x)])
+            end = begin + params["sizes"][made.outputs.index(x)]
+            return of if params["axis"] == dim else None, begin, end
+        starts, limits, shape = params["start_indices"], params["limit_indices"], self.shape(of)
+        whole = all(not starts[d] and limits[d] == n for d, n in enumerate(shape) if d != dim)
+        alone = whole and set(params["strides"] or (1,)) == {1}
+        return of if alone else None, starts[dim], limits[dim]
+
+    def shape(self, x: int) -> tuple[int, ...]:
+        """Of a value."""
+        return self.editor.builder.values[x].shape

@@ -33,7 +33,7 @@ from sbp.passes.program.graph import (
     numbered,
     used,
 )
-from sbp.passes.program.jax_constraints import asked_of
+from sbp.passes.program.unshard import asked_of
 from sbp.rules import lookup
 
 REMAT = ("remat2", "checkpoint")

@@ -7,8 +7,7 @@ from typing import Any
 
 from sbp.passes.explain.plan import Collective, PlanData, together
 from sbp.passes.explain.words import verdict_text
-from sbp.passes.render.diff import NO_LINES, changed_signatures, row_key
-from sbp.passes.render.line_matching import same_lines
+from sbp.passes.render.diff import NO_LINES, changed_signatures, row_key, same_lines
 from sbp.passes.render.page_data import columns, row_columns
 
 CHANGES = ("added", "removed", "changed", "same")

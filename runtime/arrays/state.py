@@ -21,7 +21,7 @@ from sbp.compat.core import is_key
 from sbp.compat.untyped import Leaf, PyTree, partition_spec, struct
 from sbp.errors import ArgumentError, Problem, raise_all
 from sbp.runtime.arrays import messages
-from sbp.runtime.arrays.stage_state import gathered, is_of_one, spread, spread_sharding
+from sbp.runtime.arrays.host_copies import gathered, is_of_one, spread, spread_sharding
 from sbp.runtime.pipeline.transfer_engine import TransferEngine
 from sbp.runtime.processes.addressable import brought
 from sbp.runtime.program.program import Program

@@ -16,12 +16,11 @@ from sbp.compat.untyped import DType, PyTree, TreeDef, struct
 from sbp.errors import EmbeddingError, Problem
 from sbp.notation.resolve import to_partition_spec
 from sbp.placement import Placement, as_placement
-from sbp.runtime.embedding.initial import initial_stacks
+from sbp.runtime.embedding.initial import Stack, initial_stacks, joined, name_of, separated, stacks_of, uneven
 from sbp.runtime.embedding.inputs import Entry, GivenIds, check_inputs, entries
 from sbp.runtime.embedding.keys import check_ids, problem
 from sbp.runtime.embedding.row_access import as_stack, read_rows, stack_leaves, write_rows
 from sbp.runtime.embedding.row_map import RowMap
-from sbp.runtime.embedding.stacking import Stack, joined, name_of, separated, stacks_of, uneven
 from sbp.runtime.embedding.tables import (
     FeatureConfig,
     TableConfig,

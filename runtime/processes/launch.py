@@ -24,11 +24,10 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 
 from sbp.errors import Problem
-from sbp.runtime.processes.failure_cause import Reason, blamed
+from sbp.runtime.processes.failure_cause import Reason, blamed, left_out
 from sbp.runtime.processes.flight_recorder import left, raised
 from sbp.runtime.processes.lifeline import guarded, lifeline
 from sbp.runtime.processes.messages import another_call
-from sbp.runtime.processes.stack_traces import left_out
 from sbp.runtime.processes.workers import LineWriter, Worker, started
 
 SOON_SECONDS = 600.0

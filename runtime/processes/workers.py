@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, TypeAlias
 
-from sbp.runtime.processes.failure_cause import Death
-from sbp.runtime.processes.stack_traces import TraceFold
+from sbp.runtime.processes.failure_cause import Death, TraceFold
 
 LineWriter: TypeAlias = Callable[[str], object]
 DRAIN_SECONDS = 2.0

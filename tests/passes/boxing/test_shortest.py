@@ -4,7 +4,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import dijkstra
 
-from sbp.passes.boxing.shortest import shortest_seconds
+from sbp.passes.boxing.paths import shortest_seconds
 
 
 def test_against_dijkstra() -> None:

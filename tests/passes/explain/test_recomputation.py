@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from sbp.passes.explain.recomputation import recomputed_lines, recomputed_notes
+from sbp.passes.explain.notes import recomputed_lines, recomputed_notes
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.program import Compute

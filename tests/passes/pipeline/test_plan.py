@@ -15,7 +15,7 @@ import pytest
 import sbp
 from sbp.__main__ import main
 from sbp.passes.face import Plan
-from sbp.passes.pipeline.figures import figures_of
+from sbp.passes.pipeline.plan import figures_of
 from sbp.passes.render.files import WRITERS
 from sbp.passes.render.stage_tables import send_rows, stage_rows
 from sbp.passes.schedule.orders import make

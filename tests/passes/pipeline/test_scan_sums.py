@@ -8,7 +8,7 @@ import numpy as np
 
 import sbp
 from sbp.passes.pipeline.op_placement import loop_of
-from sbp.passes.pipeline.scan_sums import add_inside
+from sbp.passes.pipeline.sums import add_inside
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.trace import trace
 from tests.passes.pipeline.scanned import arguments, loss, step_of

@@ -13,7 +13,7 @@ import pytest
 
 import sbp
 from sbp import B, S
-from sbp.passes.program.inverse_views import without_inverse_views
+from sbp.passes.program.duplicates import without_inverse_views
 from sbp.passes.program.trace import trace
 
 LINE = sbp.placement("cpu", shape=(8,))

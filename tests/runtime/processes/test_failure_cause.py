@@ -7,8 +7,7 @@ import signal
 
 import pytest
 
-from sbp.runtime.processes.failure_cause import FOLLOWS, Death, blamed
-from sbp.runtime.processes.stack_traces import TraceFold, left_out
+from sbp.runtime.processes.failure_cause import FOLLOWS, Death, TraceFold, blamed, left_out
 
 ABORTED = -signal.SIGABRT
 
