@@ -9,7 +9,6 @@ changes.
 
 import math
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -26,8 +25,8 @@ from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.descent import Descent
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.model import Boundary
-from sbp.passes.plan.network import CostNetwork, Infeasible
-from sbp.passes.plan.priced import priced_starts, states_of
+from sbp.passes.plan.network import CostNetwork
+from sbp.passes.plan.priced import priced_starts
 from sbp.passes.plan.prices import NO_PRICES
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.plan.room import RoomModel
@@ -129,9 +128,8 @@ class LimitedSpace(Space):
         """A search that counts so many bytes, with what it begins at."""
         given = self.exposed(self.best(base)), replace(self.budget, limit=counted), effort
         search = Solver(*given, self.problem.progress, constants.CLOSE)
-        with suppress(Infeasible):  # it may be of fewer signatures
-            search.start_from(states_of(self.model, self.network, base.assignment))
-        for states in starts:
+        # First the cheapest of all, which is the plan that fits into no limit.
+        for states in (*sorted(starts, key=self.network.cost)[:1], *starts):
             search.start_from(states)
         return search
 
