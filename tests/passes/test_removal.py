@@ -157,7 +157,7 @@ MODELS: dict[str, tuple[Callable[[], Case], tuple[int, ...], types.ModuleType, C
 }
 
 
-SLOW, NOT_FOUND = ("resnet", "llama"), ("llama",)
+SLOW, NOT_FOUND = ("resnet", "llama"), ("llama", "gpt")
 
 
 @pytest.mark.some(1)
