@@ -45,7 +45,7 @@ class Improving:
         self.flat = flat.filled(ceiling)
         self.finite = least_of(kernel) + 0.9999 * ceiling
         """What is dearer has an infinite entry."""
-        self.prices = Prices(flat, self.flat_budget, ceiling, self.reduction.constant, effort)
+        self.prices = Prices(flat, self.flat, self.flat_budget, self.reduction.constant, effort)
         self.work = forests.workplace(flat, self.flat_budget, 1)
         self.states: Indices | None = None
         self.cost = math.inf

@@ -50,13 +50,17 @@ NO_PRICES = TimePrices(np.zeros(0, dtype=np.int64), np.zeros(0))
 
 
 class Prices:
-    """Raises the bound step by step; `at` are the prices per byte and time, `best` those of its best."""
+    """Raises the bound step by step; `at` are the prices per byte and time, `best` those of its best.
+
+    Arguments:
+      filled: the network with finite costs only.
+    """
 
     def __init__(
-        self, flat: FlatNetwork, budget: FlatBudget, ceiling: float, constant: float, effort: Effort
+        self, flat: FlatNetwork, filled: FlatNetwork, budget: FlatBudget, constant: float, effort: Effort
     ) -> None:
         self.flat, self.budget, self.constant = flat, budget, constant
-        self.dual = Dual(flat, ceiling, effort.count)
+        self.dual = Dual(filled, 0.0, effort.count)
         self.at = np.zeros(budget.room.size)
         self.best = self.at
         self.lower = -np.inf
