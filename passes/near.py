@@ -126,7 +126,8 @@ class NearProblem:
             else:
                 says.append((m.nodes.get(own.id), step.strategy))
         # Many variables share one list, which takes long to hash.
-        places = {id(states): {s: k for k, s in enumerate(states)} for states in m.states}
+        lists = {id(states): states for states in m.states}
+        places = {key: {s: k for k, s in enumerate(states)} for key, states in lists.items()}
         now = [-1] * len(m.states)
         for x, what in says:
             if x is not None:

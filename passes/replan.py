@@ -202,11 +202,8 @@ class HeldSearch:
 
     def _shortest(self, nd: NdSbp, found: Solution) -> PlanCandidate:
         """What has the shortest step with the target held, as the plan itself was chosen."""
-        network, s = (
-            held_network(self.problem.indexed.dense(), self.problem.held(self.target, nd)),
-            self.problem.s,
-        )
-        clock = Clock(s.candidates, s.boxings)
+        network = held_network(self.problem.indexed.dense(), self.problem.held(self.target, nd))
+        clock = Clock(self.problem.s.candidates, self.problem.s.boxings)
         space = Space(self.problem.model, network, clock, self.request.donated, found.bound)
         pool = Pool(self.request.limit_bytes, self.effort.count)
         return shortest(space, pool, pool.add(space.look(tuple(found.states), "held")), self.effort)
