@@ -112,7 +112,7 @@ class NearProblem:
         return annotations_of(self.s.graph, dict.fromkeys(self.watched))
 
     @cached_property
-    def now(self) -> list[int]:
+    def plan_states(self) -> list[int]:
         """The state that the plan has of every variable; -1 where it does not say."""
         m, p, made = self.model, self.physical, self._makers
         says: list[tuple[int | None, object]] = [*zip(m.inputs, p.inputs, strict=True)]
@@ -138,16 +138,16 @@ class NearProblem:
     def _makers(self) -> Mapping[int, Node]:
         """The op that makes each value of the plan's graph; what is asked about has an annotation between."""
         found = self.s.graph.producers()
-        return found | {v: found[x] for v, x in self.before.items()}
+        return found | {v: found[x] for v, x in self.unannotated.items()}
 
     @cached_property
-    def before(self) -> Mapping[int, int]:
-        """What is asked about, before its annotation."""
+    def unannotated(self) -> Mapping[int, int]:
+        """Per value that is asked about, the one that its annotation reads."""
         return {v: x for v, node in self.annotations.items() for x in node.inputs if isinstance(x, int)}
 
     def of_values(self, values: Iterable[int]) -> set[int]:
         """The variables that make some values, bring them somewhere, or read them."""
-        wanted = {x for v in values for x in (v, self.before.get(v, v))}
+        wanted = {x for v in values for x in (v, self.unannotated.get(v, v))}
         edges = zip(self.indexed.edges, self.model.edge_values, strict=True)
         return {x for (i, j, _), v in edges if v in wanted for x in (i, j)}
 
@@ -161,10 +161,10 @@ class NearProblem:
 
     def around(self, near: set[int], banned: Banned) -> Around:
         """The problem of some variables, and of those of which the plan says nothing."""
-        free = [now < 0 or x in near for x, now in enumerate(self.now)]
+        free = [now < 0 or x in near for x, now in enumerate(self.plan_states)]
         kept = tuple(
             np.arange(len(states)) if is_free else np.array([now])
-            for is_free, states, now in zip(free, self.model.states, self.now, strict=True)
+            for is_free, states, now in zip(free, self.model.states, self.plan_states, strict=True)
         )
         # What is far off costs what it does, whatever this problem says of it.
         unary = (
@@ -181,7 +181,7 @@ class NearProblem:
 
     def _table(self, table: IndexedTable, v: int, banned: Banned) -> IndexedTable:
         """An edge's table; what brings a value by a move that is banned is infinite."""
-        kinds = {kind for kind, x in banned.moves if v in (x, self.before.get(x))}
+        kinds = {kind for kind, x in banned.moves if v in (x, self.unannotated.get(x))}
         if not kinds:
             return table
         boxing = self.model.boxing(v)

@@ -122,7 +122,7 @@ class RowsSearch:
         """The states that hold some targets; what else is open of arguments stays."""
         m, found = self.problem.model, dict[int, int]()
         for i in self.opened:
-            found[m.inputs[i]] = self.problem.now[m.inputs[i]]
+            found[m.inputs[i]] = self.problem.plan_states[m.inputs[i]]
         for target, nd in holds:
             found |= self.problem.held(target, nd)
         return found
@@ -138,7 +138,7 @@ class RowsSearch:
 
     def _plan(self, nd: NdSbp, states: Sequence[int], target: Target) -> HeldPlan:
         takes = self.program(states)
-        made = made_by(takes.physical, [self.problem.before[v] for v in target.values])
+        made = made_by(takes.physical, [self.problem.unannotated[v] for v in target.values])
         return HeldPlan(nd, evaluated(takes), made, 0.0, sent_at(takes))
 
     def program(self, states: Sequence[int]) -> Evaluator:
@@ -227,7 +227,7 @@ class RowsSearch:
         return found
 
     def _banned(self, whats: Sequence[Box | Inside]) -> Banned:
-        fresh = {x: v for v, x in self.problem.before.items()}
+        fresh = {x: v for v, x in self.problem.unannotated.items()}
         moves = {(w.move.kind, fresh.get(w.value, w.value)) for w in whats if isinstance(w, Box)}
         inside = {
             (w.communication.kind, w.step.node.outputs[0])

@@ -90,7 +90,7 @@ class Replanner:
         nd = normalise(nd, len(target.shape))
         raise_all(check_held(target, nd, self.request))
         nd = on_wide_axes(nd, self.request.placement.shape)
-        found = self.holding([(target, nd)]).plan()
+        found = self.with_holds([(target, nd)]).plan()
         return replace(found, notes=(held_note(target.text, nd, found, plan), *found.notes))
 
     @public
@@ -131,7 +131,7 @@ class Replanner:
         every = [t for k, targets in enumerate(own) for t in (*targets, *lines.near[k])]
         opened = sorted({i for t in every for i in t.arguments})
         watched = dict.fromkeys(v for t in every for v in t.values)
-        problem = self.holding((t, None) for t in every).problem(plan.physical, watched)
+        problem = self.with_holds((t, None) for t in every).problem(plan.physical, watched)
         search = RowsSearch(plan, self.request, problem, lines, own, rows, opened, self._planned)
         return search.each(most, time_limit_seconds)
 
@@ -139,7 +139,7 @@ class Replanner:
         """The whole plan with some tensors held."""
         for target, nd in holds:
             raise_all(check_held(target, nd, self.request))
-        return self.holding(holds).plan()
+        return self.with_holds(holds).plan()
 
     def _targets(self, plan: PlanData, c: Collective) -> Iterator[Target]:
         """What may be held to do without a row: its own tensors, then the argument that leads to it."""
@@ -159,7 +159,7 @@ class Replanner:
         Arguments:
           physical: of the plan at hand.
         """
-        opened = self.holding([(target, None)])
+        opened = self.with_holds([(target, None)])
         problem = opened.problem(physical, dict.fromkeys(target.values))
         return HeldSearch(problem, target, opened.request, effort)
 
@@ -173,7 +173,7 @@ class Replanner:
         listed = list_candidates(s.with_graph(with_annotations(s.graph, watched)))
         return NearProblem(listed, physical, [*watched])
 
-    def holding(self, holds: Iterable[tuple[Target, NdSbp | None]]) -> Replanner:
+    def with_holds(self, holds: Iterable[tuple[Target, NdSbp | None]]) -> Replanner:
         """The same with some targets held; of one that is held to None nothing is said."""
         r, pinned = self.request, dict[int, NdSbp | None](self.pinned)
         ins, outs, ties = list(r.in_sbp), list(r.out_sbp), list(r.ties)
@@ -211,7 +211,7 @@ class HeldSearch:
     def held(self, nd: NdSbp, found: Solution) -> HeldPlan:
         """The plan with the target held, near what was found."""
         takes = self._shortest(nd, found).takes
-        made = made_by(takes.physical, [*self.problem.before.values()])
+        made = made_by(takes.physical, [*self.problem.unannotated.values()])
         slack = found.cost - found.bound if found.cost - found.bound > PROVEN * found.cost else 0.0
         return HeldPlan(nd, evaluated(takes), made, slack)
 

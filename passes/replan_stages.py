@@ -178,15 +178,17 @@ class StagesReplanner:
             found.append(cheapest_held(search.problem.indexed.dense(), states, wanted, effort.at_most(share)))
         costs = [{i: solution.cost for i, solution in one.found} for one in found]
         ordered = sorted(set(costs[0]).intersection(*costs), key=lambda i: (sum(c[i] for c in costs), i))
-        slower, unknown, impossible = (
-            max(getattr(one, count) for one in found) for count in ("slower", "unknown", "impossible")
+        rest = HeldSolutions(
+            (),
+            max(x.slower for x in found) + len(ordered[most:]),
+            max(x.unknown for x in found),
+            max(x.impossible for x in found),
         )
-        rest = HeldSolutions((), slower + len(ordered[most:]), unknown, impossible)
         return [others[i] for i in ordered[:most]], rest
 
     def _search(self, place: int, part: Target, effort: Effort) -> HeldSearch:
         """The planning problem of a placement, which tells how a target lies there."""
-        replanner = Replanner(*self.stages.asked[place]).holding(self.holds.get(place, ()))
+        replanner = Replanner(*self.stages.asked[place]).with_holds(self.holds.get(place, ()))
         return replanner.search(physical_of(self.stages.plans[place]), part, effort)
 
     def _made(self, target: StagesTarget, nd: NdSbp, limit_bytes: float | None) -> Plan:
@@ -225,7 +227,7 @@ class StagesReplanner:
                     return found
                 if not held:
                     return compile_plan(traced, request)
-                return replace(Replanner(traced, request.begun()).holding(held).plan(), replanner=None)
+                return replace(Replanner(traced, request.begun()).with_holds(held).plan(), replanner=None)
 
             return Planned(
                 **vars(s), stages=plan_shares(s.request, s.traced, s.graph, s.where, s.order, plan_one)

@@ -97,7 +97,7 @@ class LimitedSpace(Space):
         for states in starts:
             counted, most = self.budget.peak_bytes(states), (1.0 + constants.MOST_STEP) * limit
             self.pool.add(replace(self.look(states, "at prices"), is_over=counted > most))
-        search = self.begun(base, starts, limit, self.allowed(effort, constants.SEARCH_SECONDS))
+        search = self.solver_from(base, starts, limit, self.allowed(effort, constants.SEARCH_SECONDS))
         first = found = search.run()
         if self.problem.proves and math.isfinite(found.bound):
             self.bound = max(self.bound, found.bound)
@@ -116,29 +116,29 @@ class LimitedSpace(Space):
             if found.cost <= (1.0 + constants.DEARER) * first.cost:
                 return fitted
         elif first.fits and began is not None:
-            fitted = self.lowered(base, starts, limit**2 / began.memory_bytes, effort)
+            fitted = self.fit_with_less(base, starts, limit**2 / began.memory_bytes, effort)
             if fitted is not None:
                 return fitted
         other = self.smallest(search, effort)
         return other if fitted is None or isinstance(other, PlanCandidate) else fitted
 
-    def begun(
+    def solver_from(
         self, base: PlanCandidate, starts: Sequence[tuple[int, ...]], counted: float, effort: Effort
     ) -> Solver:
         """A search that counts so many bytes, with what it begins at."""
         given = self.exposed(self.best(base)), replace(self.budget, limit=counted), effort
         search = Solver(*given, self.problem.progress, constants.CLOSE)
-        # First the cheapest of all, which is the plan that fits into no limit.
+        # What has no price is nearest to the plan: first, and once more in its turn, as moves are random.
         for states in (*sorted(starts, key=self.network.cost)[:1], *starts):
             search.start_from(states)
         return search
 
-    def lowered(
+    def fit_with_less(
         self, base: PlanCandidate, starts: Sequence[tuple[int, ...]], counted: float, effort: Effort
     ) -> PlanCandidate | None:
         """A plan that fits where less is counted than there is: what was missed of one plan may not be there
         in others."""
-        search = self.begun(base, starts, counted, self.allowed(effort, constants.TRY_SECONDS))
+        search = self.solver_from(base, starts, counted, self.allowed(effort, constants.TRY_SECONDS))
         found = search.run()
         for _ in range(constants.TRIES):
             tried = self.tried(found)

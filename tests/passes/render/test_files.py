@@ -57,6 +57,7 @@ class _Outside(HTMLParser):
         self.found += [f"{k}={v}" for k, v in attrs if k in ("src", "href", "srcset", "data")]
 
 
+# Without stages there is no schedule to trace.
 @pytest.mark.some(1)
 @pytest.mark.parametrize("suffix", [s for s in WRITERS if s != TRACE])
 def test_every_suffix(plan: Plan, tmp_path: Path, suffix: str) -> None:

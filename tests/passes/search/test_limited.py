@@ -140,10 +140,10 @@ def test_less_is_counted_until_a_plan_fits() -> None:
     space = space_of(chain, HARDWARE, 1.6)
     base, limit = space.look(solve(space.network).states, "any"), space.problem.limit_bytes
     space.pool.fits = lambda _: len(space.pool.candidates) > 2  # type: ignore[method-assign]
-    found = space.lowered(base, (), limit, Effort())
+    found = space.fit_with_less(base, (), limit, Effort())
     assert found in space.pool.candidates and space.budget.limit < (1.0 - constants.MARGIN) * limit
     space.pool.fits = lambda _: False  # type: ignore[method-assign]
-    assert space.lowered(base, (), limit, Effort()) is None
+    assert space.fit_with_less(base, (), limit, Effort()) is None
 
 
 @pytest.mark.parametrize("fits", [True, False])
@@ -153,7 +153,7 @@ def test_before_a_refusal_less_is_counted(fits: bool, monkeypatch: pytest.Monkey
     base = space.look(solve(space.network).states, "any")
     too_much = Load(-1, 0, space.room_model.end, np.array([space.problem.limit_bytes]))
     monkeypatch.setattr(limited_search, "missed_loads", lambda *_: (too_much,))
-    monkeypatch.setattr(space, "lowered", lambda *_: base if fits else None)
+    monkeypatch.setattr(space, "fit_with_less", lambda *_: base if fits else None)
     assert (space.fit(base, Effort()) is base) == fits
 
 
