@@ -18,8 +18,9 @@ from sbp.passes.explain import memory, notes
 from sbp.passes.explain.collectives import explain
 from sbp.passes.explain.notes import everywhere_notes, recomputed_notes
 from sbp.passes.explain.plan import PlanData
+from sbp.passes.explain.plan_figures import with_bounds
 from sbp.passes.face import Plan, faced
-from sbp.passes.passing import Chain, first
+from sbp.passes.pass_manager import Chain, first
 from sbp.passes.physical.buckets import bucket_collectives
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.exchanges import join_exchanges
@@ -43,7 +44,6 @@ from sbp.passes.plan.candidates import Candidates, enumerate_candidates
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.model import Boundary, ChosenSignatures
 from sbp.passes.plan.record import ChoiceRecord
-from sbp.passes.plan_figures import proven
 from sbp.passes.program.duplicates import without_duplicates, without_inverse_views
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.hoist import hoist_casts, hoist_narrowing
@@ -240,7 +240,7 @@ def write_plan(s: Placed) -> PlanData:
         # Versions are made from each other in a way that the search did not price: its bound is not of all.
         bound = relaxed_bound(s.candidates, s.asked, s.boxings, Effort().at_most(constants.BOUND_SECONDS))
         record = s.recall.improved(replace(record, bound=bound))
-    plan = proven(plan, record, s.candidates, s.boxings, s.assignment.cheapest_seconds)
+    plan = with_bounds(plan, record, s.candidates, s.boxings, s.assignment.cheapest_seconds)
     if plan.memory_bytes > r.limit_bytes:
         asked = r.terms.memory_limit_bytes
         raise MemoryLimitError(memory.over_limit(plan, asked, s.smallest, r.donated))
@@ -275,12 +275,12 @@ def compile_plan(traced: Traced, request: Request) -> Plan:
     boxings, terms = Boxings(Network(request.placement, request.hardware)), request.terms
     if terms.check:
         spec.check_graph(traced.graph)
-    request = request.begun(2 if terms.strict_nonfinite else 1)
+    request = request.with_effort(2 if terms.strict_nonfinite else 1)
     plan = PLACEMENT.run(Logical(request, traced, boxings), terms.check)
     if terms.strict_nonfinite:
         usual = replace(request.terms, strict_nonfinite=False, memory_limit_bytes=math.inf)
         # The plan says what strictness costs on the wire; that takes a second search. The boxings are shared.
-        other_request = replace(request, terms=usual, taken=None).begun()
+        other_request = replace(request, terms=usual, taken=None).with_effort()
         other = PLACEMENT.run(Logical(other_request, traced, boxings), terms.check)
         plan = replace(plan, notes=(*plan.notes, *notes.strict_notes(plan, other)))
     return faced(plan)

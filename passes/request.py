@@ -146,7 +146,7 @@ class Request:
 
         return replace(self, in_sbp=tuple(map(told, self.in_sbp)), out_sbp=tuple(map(told, self.out_sbp)))
 
-    def begun(self, parts: int = 1) -> Request:
+    def with_effort(self, parts: int = 1) -> Request:
         """The same, whose time begins now, in one of so many parts that share the limit."""
         limit = self.terms.time_limit_seconds
         limit = None if limit is None else limit / parts

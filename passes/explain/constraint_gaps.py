@@ -18,10 +18,10 @@ from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.moves import Move
 from sbp.passes.explain.choices import changes
 from sbp.passes.explain.plan import PlanData
+from sbp.passes.explain.plan_figures import figures_of
 from sbp.passes.physical.program import Box, Compute, Physical, Step, reads, writes
 from sbp.passes.plan.constraints import Ignored
 from sbp.passes.plan.cost import local_bytes
-from sbp.passes.plan_figures import figures_of
 from sbp.passes.program.graph import Source
 from sbp.signature import B, Partial
 from sbp.text.units import bytes_text, seconds_text

@@ -81,7 +81,7 @@ Writes: TypeAlias = Callable[["PlanData"], Any]
 
 
 class Replans(Protocol):
-    """Who can make a plan again with some of it held (passes/replan.py, passes/replan_stages.py)."""
+    """Who can make a plan again with some of it held (passes/replan)."""
 
     def choices(self, plan: PlanData, name: str, most: int, time_limit_seconds: float) -> TensorChoices:
         """The other signatures of a tensor, each with the whole plan made again around it."""

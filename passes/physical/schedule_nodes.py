@@ -226,7 +226,7 @@ def _sent_together(k: Kernels) -> list[tuple[int, ...]]:
         if op.combines and isinstance(op.step, Box) and op.step.move.kind in COMBINED_KINDS and i in at
     }
     waits = [[at[m] for m in makers[i]] for i in order]
-    found = units_in_order(waits, combined(waits, sent)) if len(sent) > 1 else []
+    found = units_in_order(waits, combining_groups(waits, sent)) if len(sent) > 1 else []
     return [tuple(sorted(order[j] for j in members)) for members in found if len(members) > 1]
 
 
@@ -281,7 +281,7 @@ COMBINED_BYTES = 30 * 2**20
 """What collectives that are sent as one give at most (`kDefaultReduceScatterCombineThreshold`, and so on)."""
 
 
-def combined(
+def combining_groups(
     makers: Sequence[Sequence[int]], sent: Mapping[int, tuple[Hashable, float]]
 ) -> list[tuple[int, ...]]:
     """The positions of collectives that are sent as one.
@@ -290,7 +290,7 @@ def combined(
       makers: per op, the ops that it waits for; all come before it.
       sent: of each collective, with what it may be combined, and the bytes that it gives.
 
-    >>> combined([[], [], [0]], {0: ("x", 1.0), 1: ("x", 1.0), 2: ("x", 1.0)})
+    >>> combining_groups([[], [], [0]], {0: ("x", 1.0), 1: ("x", 1.0), 2: ("x", 1.0)})
     [(0, 1)]
     """
     open_sets: dict[Hashable, _Set] = {}

@@ -20,7 +20,7 @@ from sbp.passes.plan.budget import Budget, FlatBudget, Load, flat_budget, loads_
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.eliminate import eliminate_parts
 from sbp.passes.plan.flat import flat_network
-from sbp.passes.plan.network import CostNetwork, Indices, Table, ceiling_of, least_of, restricted
+from sbp.passes.plan.network import CostNetwork, Indices, Table, ceiling_of, least_of, restriction
 from sbp.passes.plan.prices import Prices
 from sbp.passes.plan.reduce import reduce_network
 
@@ -157,7 +157,7 @@ def together(network: CostNetwork, loads: Sequence[Load], among: Sequence[Indice
 
 def on_states(network: CostNetwork, loads: Sequence[Load], kept: Sequence[Indices]) -> Together:
     """The network on some of the states of each node, in ascending order."""
-    return Together(restricted(network, kept), loads_on(loads, kept), tuple(kept))
+    return Together(restriction(network, kept), loads_on(loads, kept), tuple(kept))
 
 
 def cheapest_states(excess: Sequence[Table], count: int) -> list[Indices]:

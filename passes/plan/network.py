@@ -134,7 +134,7 @@ def ceiling_of(network: CostNetwork) -> float:
     return 1e-9 + 1.001 * math.fsum(ranges[id(table)] for table in tables)
 
 
-def restricted(network: CostNetwork, kept: Sequence[NDArray[np.intp]]) -> CostNetwork:
+def restriction(network: CostNetwork, kept: Sequence[NDArray[np.intp]]) -> CostNetwork:
     """The network on these states; equal choices from the same table share the result."""
     keys = [keep.tobytes() for keep in kept]
     known: dict[tuple[int, bytes, bytes], Table] = {}

@@ -16,7 +16,7 @@ from sbp.passes.plan import constants
 from sbp.passes.plan.budget import Budget, loads_on
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.model import ChosenSignatures, Model
-from sbp.passes.plan.network import CostNetwork, Indices, Infeasible, restricted
+from sbp.passes.plan.network import CostNetwork, Indices, Infeasible, restriction
 from sbp.passes.plan.prices import NO_PRICES, TimePrices
 from sbp.passes.plan.reduce import reduce_network
 from sbp.passes.plan.room import RoomModel
@@ -47,7 +47,7 @@ def _starts_among(
     """The same on some of the states of each node."""
     try:
         loads = loads_on((x for x in budget.loads if x.start < x.end), kept)
-        reduction = reduce_network(restricted(network, kept), effort, loads)
+        reduction = reduce_network(restriction(network, kept), effort, loads)
     except Infeasible:
         return ()
 
@@ -93,7 +93,7 @@ def _starts_among(
 def states_of(model: Model, network: CostNetwork, chosen: ChosenSignatures) -> tuple[int, ...]:
     """The cheapest states of a model in which all ops have the signatures of a plan."""
     kept = as_chosen(model, chosen)
-    found = solve(restricted(network, kept))
+    found = solve(restriction(network, kept))
     return tuple(int(own[k]) for own, k in zip(kept, found.states, strict=True))
 
 

@@ -170,7 +170,7 @@ def _alike(graph: Graph, node: Node, weights: set[int]) -> list[int]:
     return [node.outputs[0]] if given == made else []
 
 
-def restricted(model: Model, seed: Sequence[SeedUse], tensors: SeedTensors) -> tuple[Table, ...]:
+def restriction(model: Model, seed: Sequence[SeedUse], tensors: SeedTensors) -> tuple[Table, ...]:
     """The costs of all states of a built model, infinite for those that a seed excludes."""
     r, b = _Restriction(model, tuple(seed)), tensors
     for i, variable in enumerate(model.inputs):

@@ -142,7 +142,7 @@ class Explorer:
         cheapest plan of all, that is its cheapest too."""
         while self.seeds:
             seed = self.seeds.pop(0)
-            unary = self.space.restricted(seed)
+            unary = self.space.restriction(seed)
             if not self.space.allows_cheapest(unary):
                 return seed_name(seed), unary
         return None

@@ -129,7 +129,7 @@ def add_floor(pool: Pool, clock: Clock, asked: Boundary, donated: tuple[int, ...
     seeds = [*plain_seeds(axes), *((use,) * axes for use in FITTING)]
     for unary, name in (
         (space.network.unary, "the cheapest of few signatures"),
-        *((space.restricted(seed), seed_name(seed)) for seed in dict.fromkeys(seeds)),
+        *((space.restriction(seed), seed_name(seed)) for seed in dict.fromkeys(seeds)),
     ):
         found = space.solved(unary, name, Effort().at_most(constants.TRY_SECONDS))
         if found is not None:

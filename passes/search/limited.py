@@ -201,7 +201,7 @@ class LimitedSpace(Space):
         tried = [self.look_once(x, "the smallest peak") for x in (least.states, near.states)]
         for use in FITTING:
             seed = (use,) * self.model.c.placement.ndim
-            costs = self.prices.charged(self.restricted(seed), self.budget.loads)
+            costs = self.prices.charged(self.restriction(seed), self.budget.loads)
             tried.append(self.solved(costs, seed_name(seed), self.allowed(effort, constants.TRY_SECONDS)))
         for x in filter(None, tried):
             self.pool.add(x)

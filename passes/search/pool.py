@@ -14,7 +14,7 @@ from sbp.passes.plan.descent import Descent, fold_if_alike
 from sbp.passes.plan.effort import Effort, WorkCount
 from sbp.passes.plan.model import ChosenSignatures, Model
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
-from sbp.passes.plan.seeds import SeedTensors, SeedUse, restricted, tensors_of
+from sbp.passes.plan.seeds import SeedTensors, SeedUse, restriction, tensors_of
 from sbp.passes.plan.solve import solve
 
 
@@ -139,9 +139,9 @@ class Space:
         """What the tensors of the program are."""
         return tensors_of(self.model.graph, self.model.boundary.ties)
 
-    def restricted(self, seed: Sequence[SeedUse]) -> tuple[Table, ...]:
+    def restriction(self, seed: Sequence[SeedUse]) -> tuple[Table, ...]:
         """The costs of states, infinite where a parallelism does not allow them."""
-        return restricted(self.model, seed, self.tensors)
+        return restriction(self.model, seed, self.tensors)
 
     def allows_cheapest(self, unary: tuple[Table, ...]) -> bool:
         """Whether the cheapest plan of all is known and among those that these costs of states allow."""

@@ -11,7 +11,7 @@ from sbp.passes.face import with_writer
 from sbp.passes.pipeline.op_placement import placements_of
 from sbp.passes.plan.solve import Progress
 from sbp.passes.program.graph import Graph
-from sbp.passes.replan_stages import with_stages_replanner
+from sbp.passes.replan.stages_replanner import with_stages_replanner
 from sbp.passes.request import StagesRequest
 from sbp.passes.schedule.actions import Schedule
 from sbp.passes.schedule.orders import GENERATORS

@@ -18,7 +18,7 @@ from sbp.options import FOLLOW, Options
 from sbp.passes.chain import compile_plan
 from sbp.passes.explain.constraint_gaps import cost_notes
 from sbp.passes.face import with_writer
-from sbp.passes.passing import collector_paused
+from sbp.passes.pass_manager import collector_paused
 from sbp.passes.pipeline.schedule_choice import unstaged
 from sbp.passes.plan.constraints import Constrained, Ignored, apply_constraints
 from sbp.passes.plan.pins import check_annotations
@@ -26,7 +26,7 @@ from sbp.passes.plan.solve import Progress
 from sbp.passes.program.graph import Source
 from sbp.passes.program.scan_residuals import keep_in_scans
 from sbp.passes.program.trace import Traced, trace
-from sbp.passes.replan import with_replanner
+from sbp.passes.replan.replanner import with_replanner
 from sbp.passes.request import Request
 from sbp.placement import Placement
 from sbp.runtime.cache.cache_folder import cache_of

@@ -18,7 +18,7 @@ from sbp.passes.chain import compile_plan
 from sbp.passes.face import Plan, with_writer
 from sbp.passes.physical.program import Compute
 from sbp.passes.program.trace import Traced
-from sbp.passes.replan import with_replanner
+from sbp.passes.replan.replanner import with_replanner
 from sbp.passes.request import Request
 from sbp.runtime.lower.key_counts import Counting
 from sbp.runtime.lower.sampling import ids_of, lacks_samples, with_samples

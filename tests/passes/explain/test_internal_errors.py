@@ -13,7 +13,7 @@ import pytest
 import sbp
 from sbp.errors import InternalError, RuleError
 from sbp.passes import chain
-from sbp.passes.passing import Chain
+from sbp.passes.pass_manager import Chain
 from sbp.rules.registry import REGISTRY
 
 WHOLE = sbp.placement("cpu", shape=(2, 2), axes=("stage", "data"))

@@ -12,7 +12,7 @@ from sbp.passes.physical.exposure import Clock
 from sbp.passes.plan.budget import Budget
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.model import Model
-from sbp.passes.plan.network import restricted
+from sbp.passes.plan.network import restriction
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.solve import solve, solve_within
@@ -88,7 +88,7 @@ def test_a_chain_that_is_made_again_is_there_from_its_first_op_on(layers: int) -
         kept = [np.arange(len(states)) for states in model.states]
         for later in model.later.values():
             kept[later.variable] = np.flatnonzero(np.isfinite(later.begins))
-        found = solve(restricted(network, kept))
+        found = solve(restriction(network, kept))
         states = [int(own[k]) for own, k in zip(kept, found.states, strict=True)]
         chosen = model.chosen(states, found.cost, 0.0)
         assert model.has_chains and set(chosen.recomputed) == set(model.later)

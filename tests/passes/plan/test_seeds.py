@@ -21,7 +21,7 @@ from sbp.passes.plan.seeds import (
     ZERO_3_GATHERED,
     ZERO_3_LAYERS,
     SeedUse,
-    restricted,
+    restriction,
     seed_name,
     seeds_for,
     tensors_of,
@@ -54,7 +54,7 @@ def model_of(place: Placement, first: Any = None) -> tuple[Model, CostNetwork]:
 
 def inputs_under(seed: tuple[SeedUse, ...], place: Placement, first: Any = None) -> tuple[Any, ...]:
     model, network = model_of(place, first)
-    unary = restricted(model, seed, tensors_of(model.graph, TIES))
+    unary = restriction(model, seed, tensors_of(model.graph, TIES))
     states = solve(CostNetwork(unary, network.edges)).states
     return model.chosen(states, 0.0, 0.0).inputs
 
@@ -114,7 +114,7 @@ def test_loops_take_weights_in_parts(shape: tuple[int, ...]) -> None:
     asked = Boundary((None, None), (None,), (0,))
     model = Model(enumerate_candidates(graph, place, {}), asked, Boxings(Network(place, HARDWARE)))
     network = model.build()
-    unary = restricted(model, (ZERO_3_LAYERS,) * place.ndim, tensors_of(graph, (0,)))
+    unary = restriction(model, (ZERO_3_LAYERS,) * place.ndim, tensors_of(graph, (0,)))
     chosen = model.chosen(solve(CostNetwork(unary, network.edges)).states, 0.0, 0.0)
     loops = [n for n in graph.nodes if n.bodies]
     taken = [
@@ -132,7 +132,7 @@ def test_gathered_weights_are_used_whole(shape: tuple[int, ...]) -> None:
     """No product takes a part of a weight, though the weight lies split and rows are short."""
     place = placement("cpu", shape=shape)
     model, network = model_of(place)
-    unary = restricted(model, (ZERO_3_GATHERED,) * place.ndim, tensors_of(model.graph, TIES))
+    unary = restriction(model, (ZERO_3_GATHERED,) * place.ndim, tensors_of(model.graph, TIES))
     states = solve(CostNetwork(unary, network.edges)).states
     chosen = model.chosen(states, 0.0, 0.0)
     assert all(isinstance(s, Split) for s in chosen.inputs[0])

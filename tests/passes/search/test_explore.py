@@ -204,7 +204,7 @@ def test_parallelisms_of_the_cheapest_plan_lead_nowhere_else() -> None:
     left_out = [seed for seed in seeds_for(1) if seed_name(seed) not in begun]
     assert begun and left_out
     for seed in left_out:
-        found = solve(CostNetwork(space.restricted(seed), space.network.edges))
+        found = solve(CostNetwork(space.restriction(seed), space.network.edges))
         assert found.cost == space.network.cost(base.states)
 
 

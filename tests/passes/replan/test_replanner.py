@@ -87,7 +87,7 @@ def test_an_argument_is_held_as_in_sbp_holds_it(plan: Plan) -> None:
 def test_what_an_op_makes_is_held_as_annotate_holds_it(plan: Plan) -> None:
     line = step.__code__.co_firstlineno + 2
     for nd in ((S(0), B), (S(0), S(1)), (B, P)):
-        other = plan.what_if(f"dot_general at test_replan.py:{line}, float32[4096, 512]", nd)
+        other = plan.what_if(f"dot_general at test_replanner.py:{line}, float32[4096, 512]", nd)
         said = planned(lambda p, x, y, nd=nd: step(p, x, y, nd))
         # The user's annotation also is an op of its backward; it costs nothing there.
         assert other.seconds == pytest.approx(said.seconds, rel=1e-4)
@@ -126,7 +126,7 @@ def test_a_body_of_a_loop() -> None:
 
     plan = sbp.compile(looped, GRID, options=SERIAL).plan(array(1024, 512), array(512, 512))
     line = looped.__code__.co_firstlineno + 1
-    for name in (f"tanh at test_replan.py:{line}", f"dot_general at test_replan.py:{line}"):
+    for name in (f"tanh at test_replanner.py:{line}", f"dot_general at test_replan.py:{line}"):
         held = plan.why(name).alternatives[0]
         assert plan.what_if(name, held.signature).seconds == pytest.approx(held.figures.seconds, rel=1e-9)
 

@@ -8,10 +8,10 @@ from functools import cached_property
 from sbp.annotation import annotate_p
 from sbp.passes.explain.collectives import Inside, communicating
 from sbp.passes.explain.plan import Collective, PlanData
+from sbp.passes.explain.plan_figures import GRADIENT, moves_of
 from sbp.passes.explain.reasons import Reasons
 from sbp.passes.explain.targets import Target
 from sbp.passes.physical.program import Box, Flow, Physical
-from sbp.passes.plan_figures import GRADIENT, moves_of
 from sbp.passes.program.graph import Const, Node
 from sbp.passes.program.names import PHASES, Names, common, without_indices
 

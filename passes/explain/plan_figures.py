@@ -26,7 +26,7 @@ def figures_of(plan: PlanData) -> PlanFigures:
     return PlanFigures(plan.seconds, plan.step_seconds, plan.wire_bytes, plan.memory_bytes)
 
 
-def evaluated(takes: Evaluator) -> PlanFigures:
+def figures_of_program(takes: Evaluator) -> PlanFigures:
     """What a program costs."""
     sent = sum(
         how.times * (takes.box_bytes(what) if isinstance(what, Box) else what.communication.wire_bytes)
@@ -35,7 +35,7 @@ def evaluated(takes: Evaluator) -> PlanFigures:
     return PlanFigures(takes.seconds(), takes.scheduled.seconds, sent, takes.peak_bytes())
 
 
-def proven(
+def with_bounds(
     plan: PlanData,
     choice: ChoiceRecord,
     candidates: Candidates,

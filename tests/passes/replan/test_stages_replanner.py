@@ -134,7 +134,7 @@ def test_stages_and_phases_are_named(plan: Plan) -> None:
         "stage 1, backward, on placement 1",
     )
     line = step.__code__.co_firstlineno + 10
-    tensor = f"update of params['layers'][*] at test_replan_stages.py:{line}, float32[512, 1024]"
+    tensor = f"update of params['layers'][*] at test_stages_replanner.py:{line}, float32[512, 1024]"
     choices = plan.why(tensor, most=1)
     assert choices.where.startswith("update, on placement") and choices.where in str(choices)
 

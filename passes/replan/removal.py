@@ -24,15 +24,22 @@ from sbp.passes.explain.choices import (
 from sbp.passes.explain.collectives import Inside
 from sbp.passes.explain.gone import is_gone
 from sbp.passes.explain.plan import Collective, PlanData
+from sbp.passes.explain.plan_figures import (
+    figures_of,
+    figures_of_program,
+    hold_text,
+    made_by,
+    moves_of,
+    sent_at,
+)
 from sbp.passes.explain.targets import Target
-from sbp.passes.near import Around, Banned, NearProblem
-from sbp.passes.nearby import LineTargets
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.exposure import Clock
 from sbp.passes.physical.program import Box, Physical
 from sbp.passes.plan.effort import Effort, until_over
 from sbp.passes.plan.marginals import HeldSolutions, HeldStates, cheapest_held
-from sbp.passes.plan_figures import evaluated, figures_of, hold_text, made_by, moves_of, sent_at
+from sbp.passes.replan.line_targets import LineTargets
+from sbp.passes.replan.near_problem import Around, Banned, NearProblem
 from sbp.passes.request import Request
 from sbp.signature import NdSbp
 
@@ -139,7 +146,7 @@ class RowsSearch:
     def _plan(self, nd: NdSbp, states: Sequence[int], target: Target) -> HeldPlan:
         takes = self.program(states)
         made = made_by(takes.physical, [self.problem.unannotated[v] for v in target.values])
-        return HeldPlan(nd, evaluated(takes), made, 0.0, sent_at(takes))
+        return HeldPlan(nd, figures_of_program(takes), made, 0.0, sent_at(takes))
 
     def program(self, states: Sequence[int]) -> Evaluator:
         """The program that states of all variables mean."""
@@ -158,7 +165,7 @@ class RowsSearch:
                 tried.add(key)
                 if self.effort.is_spent:
                     takes = self.program(states)
-                    return Removal(self._held(holds), evaluated(takes), sent_at(takes))
+                    return Removal(self._held(holds), figures_of_program(takes), sent_at(takes))
                 if (found := self._whole(k, holds)) is not None:
                     return found
             remark = NOT_WHOLE if tried else NOT_BY_TWO

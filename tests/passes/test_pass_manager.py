@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from sbp.passes.passing import collector_paused, first
+from sbp.passes.pass_manager import collector_paused, first
 
 
 def test_the_collector_is_off_while_passes_run_and_on_again() -> None:

@@ -19,22 +19,22 @@ from sbp.passes.chain import PLACEMENT, Logical, list_candidates
 from sbp.passes.explain.choices import HeldPlan, RowChoices, TensorChoices, changes
 from sbp.passes.explain.internal_errors import public
 from sbp.passes.explain.plan import Collective, PlanData
+from sbp.passes.explain.plan_figures import cause_of, figures_of, figures_of_program, made_by, sent_target
 from sbp.passes.explain.reasons import Reasons
 from sbp.passes.explain.targets import NamedTensors, Target
 from sbp.passes.face import Plan, faced
-from sbp.passes.near import NearProblem, with_annotations
-from sbp.passes.nearby import LineTargets
-from sbp.passes.passing import Chain
+from sbp.passes.pass_manager import Chain
 from sbp.passes.physical.exposure import Clock
 from sbp.passes.physical.program import Physical
 from sbp.passes.plan.constants import PROVEN
 from sbp.passes.plan.effort import Effort, until_over
 from sbp.passes.plan.marginals import cheapest_held, held_network
 from sbp.passes.plan.network import Solution
-from sbp.passes.plan_figures import cause_of, evaluated, figures_of, made_by, sent_target
 from sbp.passes.program.names import Names, without_indices
 from sbp.passes.program.trace import Traced
-from sbp.passes.removal import Hold, RowsSearch, tensor_choices
+from sbp.passes.replan.line_targets import LineTargets
+from sbp.passes.replan.near_problem import NearProblem, with_annotations
+from sbp.passes.replan.removal import Hold, RowsSearch, tensor_choices
 from sbp.passes.request import Request
 from sbp.passes.search.explore import shortest
 from sbp.passes.search.pool import PlanCandidate, Pool, Space
@@ -213,7 +213,7 @@ class HeldSearch:
         takes = self._shortest(nd, found).takes
         made = made_by(takes.physical, [*self.problem.unannotated.values()])
         slack = found.cost - found.bound if found.cost - found.bound > PROVEN * found.cost else 0.0
-        return HeldPlan(nd, evaluated(takes), made, slack)
+        return HeldPlan(nd, figures_of_program(takes), made, slack)
 
 
 def with_replanner(plan: Plan, traced: Traced, request: Request) -> Plan:

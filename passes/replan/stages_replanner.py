@@ -19,19 +19,19 @@ from sbp.passes.chain import STAGES, Ordered, Planned, Staged, Whole, compile_pl
 from sbp.passes.explain.choices import HeldPlan, RowChoices, TensorChoices
 from sbp.passes.explain.internal_errors import public
 from sbp.passes.explain.plan import Collective, PlanData
+from sbp.passes.explain.plan_figures import figures_of, made_by
 from sbp.passes.explain.targets import Target
 from sbp.passes.face import Plan
-from sbp.passes.near import annotations_of
-from sbp.passes.passing import Chain
+from sbp.passes.pass_manager import Chain
 from sbp.passes.pipeline.planning import plan_shares
 from sbp.passes.pipeline.stages import Stages, physical_of
 from sbp.passes.pipeline.targets import NamedStagesTensors, StagesTarget
 from sbp.passes.plan.effort import Effort, until_over
 from sbp.passes.plan.marginals import HeldSolutions, cheapest_held
-from sbp.passes.plan_figures import figures_of, made_by
 from sbp.passes.program.trace import Traced
-from sbp.passes.removal import Hold
-from sbp.passes.replan import HeldSearch, Replanner, check_held, held_note
+from sbp.passes.replan.near_problem import annotations_of
+from sbp.passes.replan.removal import Hold
+from sbp.passes.replan.replanner import HeldSearch, Replanner, check_held, held_note
 from sbp.passes.request import Request, StagesRequest
 from sbp.signature import NdSbp, format_sbp, normalise
 
@@ -227,7 +227,9 @@ class StagesReplanner:
                     return found
                 if not held:
                     return compile_plan(traced, request)
-                return replace(Replanner(traced, request.begun()).with_holds(held).plan(), replanner=None)
+                return replace(
+                    Replanner(traced, request.with_effort()).with_holds(held).plan(), replanner=None
+                )
 
             return Planned(
                 **vars(s), stages=plan_shares(s.request, s.traced, s.graph, s.where, s.order, plan_one)

@@ -23,9 +23,9 @@ from models import gpt, llama, mlp, resnet
 from sbp.passes.explain.choices import HeldTensor, Removal
 from sbp.passes.explain.plan import Collective
 from sbp.passes.face import Plan
-from sbp.passes.removal import NOT_WHOLE
 from sbp.passes.render.diff_data import diff_data
 from sbp.passes.render.web_page import data_of
+from sbp.passes.replan.removal import NOT_WHOLE
 from sbp.signature import format_sbp
 
 ROW_SECONDS = 120.0
