@@ -34,10 +34,10 @@ from sbp.communication.protocol import Communication
 from sbp.passes.boxing.links import Network
 from sbp.passes.face import Plan
 from sbp.passes.physical.evaluate import Evaluator, executed
-from sbp.passes.physical.fusing import KernelOp, ShardSizes
+from sbp.passes.physical.fusion import KernelOp, ShardSizes
 from sbp.passes.physical.program import Box, Compute, Step
-from sbp.passes.physical.scheduled import scheduled
 from sbp.passes.physical.sections import Sections
+from sbp.passes.physical.step_schedule import scheduled
 from sbp.rates.chips import CHIPS
 from sbp.rates.collectives import LIKE, collective_seconds, sent_share
 

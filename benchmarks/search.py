@@ -30,7 +30,7 @@ from sbp.errors import SbpError
 from sbp.passes.plan import constants, solve
 from sbp.passes.plan.candidates import Strategy
 from sbp.passes.plan.effort import WorkCount
-from sbp.passes.search import explore, limited, pool, search
+from sbp.passes.search import explore, limited_space, pool, search
 
 
 def classifier_case(choice: str, shape: Sequence[int], layers: int) -> Case:
@@ -60,7 +60,7 @@ def _nothing(*_: Any, **__: Any) -> None:
     """Does nothing."""
 
 
-def _as_found(space: limited.LimitedSpace, search: Any, fitted: Any, _: Any) -> Any:
+def _as_found(space: limited_space.LimitedSpace, search: Any, fitted: Any, _: Any) -> Any:
     """Goes on from the first plan that fits."""
     budget = search.budget
     space.loads, space.counted_bytes, space.prices = budget.loads, budget.limit, search.prices.found()
@@ -74,18 +74,20 @@ PARTS: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
     "signatures that reduce first": ((Strategy, "partial_results", 0),),
     "what is exposed": ((explore.Explorer, "go_on", lambda _, chain: setattr(chain, "is_over", True)),),
     "parts of other plans": ((explore.Explorer, "cross", lambda *_: False),),
-    "plans near others": ((pool.Space, "near", _nothing), (limited.LimitedSpace, "near", _nothing)),
+    "plans near others": ((pool.Space, "near", _nothing), (limited_space.LimitedSpace, "near", _nothing)),
     "shaken shares": ((explore.Explorer, "shake", lambda *_: False),),
     "limits near a plan": (
-        (limited.LimitedSpace, "counted_limit", _nothing),
-        (limited.LimitedSpace, "keeps_limit", lambda *_: True),
+        (limited_space.LimitedSpace, "counted_limit", _nothing),
+        (limited_space.LimitedSpace, "keeps_limit", lambda *_: True),
     ),
-    "priced starts": ((limited, "priced_starts", lambda *_: ()),),
+    "priced starts": ((limited_space, "priced_starts", lambda *_: ()),),
     "plans combined": ((solve.Solver, "_combine", _nothing),),
     "kicks": ((constants, "KICKS", 0),),
-    "missed loads": ((limited, "missed_loads", lambda *_: ()),),
-    "asked for more": ((limited.LimitedSpace, "with_more", _as_found),),
-    "recomputation": ((limited, "RecomputingModel", lambda *given: limited.RoomModel(*given[:-1])),),
+    "missed loads": ((limited_space, "missed_loads", lambda *_: ()),),
+    "asked for more": ((limited_space.LimitedSpace, "with_more", _as_found),),
+    "recomputation": (
+        (limited_space, "RecomputingModel", lambda *given: limited_space.RoomModel(*given[:-1])),
+    ),
     "all plans of small programs": ((search, "cheapest_by_trying", _nothing),),
 }
 """What may be left out: attributes, and what takes their place."""

@@ -25,8 +25,8 @@ from sbp.passes.physical.buckets import bucket_collectives
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.exchanges import join_exchanges
 from sbp.passes.physical.insert import insert_boxing
+from sbp.passes.physical.kernel_merges import merge_ops
 from sbp.passes.physical.memory import SmallestPeak
-from sbp.passes.physical.merged import merge_ops
 from sbp.passes.physical.owners import mark_owners
 from sbp.passes.physical.program import Compute, Physical
 from sbp.passes.pipeline.auto_stages import cut_model

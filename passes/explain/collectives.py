@@ -11,7 +11,7 @@ from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.reasons import Reasons
 from sbp.passes.physical.evaluate import Evaluator, Executed, executed
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step
-from sbp.passes.physical.scheduled import ScheduledStep, trips_of
+from sbp.passes.physical.step_schedule import ScheduledStep, trips_of
 from sbp.passes.plan.cost import communication_seconds
 from sbp.passes.program.graph import Const, Graph, Node
 from sbp.passes.program.names import Names

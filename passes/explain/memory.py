@@ -9,13 +9,12 @@ from itertools import chain
 from sbp.compat import core
 from sbp.errors import MemoryLimitError, Problem
 from sbp.hardware.catalogue import Hardware
-from sbp.layout import local_shape
+from sbp.layout import allowed_at_rest, local_shape
 from sbp.passes.boxing.links import Network
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.memory import Live, SmallestPeak
 from sbp.passes.plan.model import Boundary
-from sbp.passes.plan.rest import allowed_at_rest
 from sbp.passes.program.graph import Const, Graph
 from sbp.passes.program.names import Names
 from sbp.placement import Placement

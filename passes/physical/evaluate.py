@@ -17,12 +17,13 @@ from typing import NamedTuple
 
 from sbp.communication.protocol import Communication
 from sbp.passes.boxing.links import Network
-from sbp.passes.physical.fusing import PRODUCTS, KernelOp, Seconds, ShardSizes, believed_product, op_of
+from sbp.passes.physical.fusion import PRODUCTS, KernelOp, Seconds, ShardSizes, believed_product, op_of
 from sbp.passes.physical.kernels import kernels
 from sbp.passes.physical.memory import Live, Peak, Spaces, peak, swept
 from sbp.passes.physical.order import BodyOrder, WholeProgram, has_loops, whole_program
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version
-from sbp.passes.physical.scheduled import (
+from sbp.passes.physical.sections import Sections, sections_of
+from sbp.passes.physical.step_schedule import (
     MOVE,
     Noted,
     ScheduledStep,
@@ -32,7 +33,6 @@ from sbp.passes.physical.scheduled import (
     part_seconds,
     scheduled,
 )
-from sbp.passes.physical.sections import Sections, sections_of
 from sbp.passes.physical.trips import trip_ops
 from sbp.passes.plan.cost import communication_seconds, node_seconds
 from sbp.passes.program.control import assumed_trips, trips

@@ -25,7 +25,7 @@ from sbp.passes.physical.program import (
     prerequisites,
     writes,
 )
-from sbp.passes.physical.scheduled import asked_of
+from sbp.passes.physical.step_schedule import asked_of
 from sbp.passes.program.graph import Const, Operand
 from sbp.passes.program.views import communication_of
 from sbp.signature import NdSbp

@@ -1,8 +1,8 @@
 """What of its collectives a step waits for, and a planning problem in which each counts with that share.
 
 The search adds up costs of ops and of moves; what a move delays, with collectives beside kernels, depends on
-all others. So a plan is run as XLA:GPU would (scheduled.py), each move counts from then on with the part of
-it that was exposed, and the problem is solved again.
+all others. So a plan is run as XLA:GPU would (step_schedule.py), each move counts from then on with the part
+of it that was exposed, and the problem is solved again.
 """
 
 from collections import defaultdict

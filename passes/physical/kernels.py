@@ -1,7 +1,7 @@
 """What a compiler makes of the steps of one body: kernels, and the tensors that lie in memory between them.
 
 XLA:GPU writes few of a program's tensors. This is the part of its fusion that memory depends on: a loop
-(fusing.py) is merged into all that read it, each of which computes it again, as long as that moves fewer
+(fusion.py) is merged into all that read it, each of which computes it again, as long as that moves fewer
 bytes than to write it once and to read it; then who reads it reads its operands instead. XLA compares the
 same, producer by producer (priority_fusion.cc, gpu_performance_model.cc). Products of matrices are merged
 before that, with what makes their operands of no more than they are themselves (gemm_fusion.cc); whoever else
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from sbp.passes.physical.fusing import (
+from sbp.passes.physical.fusion import (
     COSTLY,
     PARTIAL,
     PRODUCTS,

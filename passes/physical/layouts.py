@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from sbp.passes.physical.fusing import KernelOp, ShardSizes, is_padded
+from sbp.passes.physical.fusion import KernelOp, ShardSizes, is_padded
 from sbp.passes.physical.kernels import Buffer, Kernels
 from sbp.passes.physical.order import Turns
 from sbp.passes.physical.program import Box, Compute, Version

@@ -26,7 +26,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sbp.passes.physical.fusing import PRODUCTS, Fusing, KernelOp, Seconds, ShardSizes
+from sbp.passes.physical.fusion import PRODUCTS, Fusing, KernelOp, Seconds, ShardSizes
 from sbp.passes.physical.kernels import Buffer, Kernels, is_row_by_row, kernels
 from sbp.passes.physical.layouts import Copy, Turned, copies, places, turned
 from sbp.passes.physical.order import BodyOrder, Turns, WholeProgram, turns

@@ -1,9 +1,9 @@
 """In which order kernels run, and from when until when a collective holds memory.
 
 XLA:GPU first finds an order that takes little memory, and then hides collectives behind kernels
-(latency_hiding.py), as long as there is memory for it. How long a step takes (scheduled.py) and what it holds
-(memory.py) are asked of the same kernels in the same order, unless first trips of loops run before these in
-memory. So they are merged and ordered once.
+(latency_hiding.py), as long as there is memory for it. How long a step takes (step_schedule.py) and what it
+holds (memory.py) are asked of the same kernels in the same order, unless first trips of loops run before
+these in memory. So they are merged and ordered once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sbp.passes.physical.fusing import PRODUCTS, Fusing, KernelOp, Seconds, ShardSizes
+from sbp.passes.physical.fusion import PRODUCTS, Fusing, KernelOp, Seconds, ShardSizes
 from sbp.passes.physical.kernels import Buffer, Kernels, program_kernels
 from sbp.passes.physical.latency_hiding import hidden_order, plain_order
 from sbp.passes.physical.program import Border, Step, Version

@@ -14,7 +14,7 @@ from typing import TypeGuard
 from sbp.compat import core
 from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.clusters import Cluster, op_count
-from sbp.passes.plan.later import is_cut, is_plain
+from sbp.passes.plan.live_ranges import is_cut, is_plain
 from sbp.passes.plan.model import ChosenSignatures
 from sbp.passes.plan.traffic import OpTraffic
 from sbp.passes.program.graph import Const, Node, Operand, Value, make_node

@@ -15,7 +15,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from sbp.passes.physical.fusing import PRODUCTS, Fusing, Seconds
+from sbp.passes.physical.fusion import PRODUCTS, Fusing, Seconds
 from sbp.passes.physical.kernels import Buffer, Kernels
 from sbp.passes.physical.latency_hiding import HidingOp
 from sbp.passes.physical.program import Border, Box

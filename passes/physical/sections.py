@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
 
-from sbp.passes.physical.fusing import ShardSizes
+from sbp.passes.physical.fusion import ShardSizes
 from sbp.passes.physical.kernels import Kernels, program_kernels
 from sbp.passes.physical.latency_hiding import by_place
 from sbp.passes.physical.order import known_places

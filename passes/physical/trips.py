@@ -13,7 +13,7 @@ into the loop.
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sbp.passes.physical.fusing import Fusing, KernelOp, ShardSizes, op_of
+from sbp.passes.physical.fusion import Fusing, KernelOp, ShardSizes, op_of
 from sbp.passes.physical.kernels import Kernels, kernels
 from sbp.passes.physical.program import Border, Box, Compute, Step, Version, reads
 from sbp.passes.program.control import Port, ports, trips

@@ -17,7 +17,7 @@ from sbp.compat import core
 from sbp.errors import AnnotationError, Problem
 from sbp.hardware.catalogue import Hardware
 from sbp.passes.boxing.links import Network
-from sbp.passes.physical.merged import merge_ops
+from sbp.passes.physical.kernel_merges import merge_ops
 from sbp.passes.pipeline.op_placement import loop_of, reads_of
 from sbp.passes.pipeline.sums import sums_of
 from sbp.passes.plan.candidates import Strategy

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sbp.passes.explain.plan import Collective, PlaceFigures, PlanData, StageFigures
-from sbp.passes.physical.fusing import ShardSizes
+from sbp.passes.physical.fusion import ShardSizes
 from sbp.passes.physical.memory import peak
 from sbp.passes.pipeline.cut import border_of
 from sbp.passes.pipeline.edges import edges_of

@@ -16,10 +16,10 @@ from sbp.passes.plan import constants
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cost import Shards, kernel_seconds_of, seconds_of
 from sbp.passes.plan.effort import Effort
+from sbp.passes.plan.indexed_network import sweep_wide, wide_network
 from sbp.passes.plan.model import Boundary, Model
 from sbp.passes.plan.network import IndexedNetwork, Indices, Infeasible, Solution
 from sbp.passes.plan.solve import Progress, solve
-from sbp.passes.plan.wide import sweep_wide, wide_network
 from sbp.passes.program.control import assumed_trips
 from sbp.passes.program.graph import Node
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sbp.passes.plan.flat import FlatNetwork
+from sbp.passes.plan.flat_network import FlatNetwork
 from sbp.passes.plan.network import RELATIVE_NOISE, Indices, Table
 
 

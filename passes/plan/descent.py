@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sbp.passes.plan import constants, forests
 from sbp.passes.plan.budget import Budget, flat_budget
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.flat import entries_of, flat_network, ranges
+from sbp.passes.plan.flat_network import entries_of, flat_network, ranges
 from sbp.passes.plan.network import CostNetwork, Table, ceiling_of
 
 _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)

@@ -15,7 +15,7 @@ from sbp.compat.machine_code import compiled
 from sbp.passes.plan import constants
 from sbp.passes.plan.budget import FlatBudget
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.flat import FlatNetwork
+from sbp.passes.plan.flat_network import FlatNetwork
 from sbp.passes.plan.network import Indices, Table
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from sbp.passes.plan import constants
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.flat import flat_network
+from sbp.passes.plan.flat_network import flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Solution, Table, ceiling_of
 from sbp.passes.plan.solve import solve
 from sbp.passes.plan.sweeps import Dual

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from sbp.compat.untyped import DType
+from sbp.layout import allowed_at_rest
 from sbp.passes.boxing.paths import Boxing, Boxings
 from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.clusters import Cluster, Recomputed
 from sbp.passes.plan.cost import Shards, local_bytes, seconds_of
 from sbp.passes.plan.network import CostNetwork, IndexedNetwork, IndexedTable, Indices, Table, written_down
-from sbp.passes.plan.rest import allowed_at_rest
 from sbp.passes.program.control import assumed_trips, ports
 from sbp.passes.program.graph import Const, Graph, Node, Operand, Value
 from sbp.signature import AUTO_SPLIT, B, NdSbp, Partial, Split

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from sbp.annotation import OWN
 from sbp.compat import core
 from sbp.errors import Problem
-from sbp.layout import at_rest
+from sbp.layout import allowed_at_rest, at_rest, rest_signatures
 from sbp.notation.resolve import check_fit
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.plan.candidates import Candidates, pin_of
 from sbp.passes.plan.cost import node_seconds
 from sbp.passes.plan.model import Boundary, BoundaryCost, boxing_of
-from sbp.passes.plan.rest import allowed_at_rest, rest_signatures
 from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.placement import Placement
 from sbp.signature import AUTO_SPLIT, B, NdSbp, Partial, Split, format_sbp

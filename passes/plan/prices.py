@@ -14,7 +14,7 @@ import numpy as np
 from sbp.passes.plan import constants, forests, sweeps
 from sbp.passes.plan.budget import FlatBudget, Load
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.flat import FlatNetwork
+from sbp.passes.plan.flat_network import FlatNetwork
 from sbp.passes.plan.network import RELATIVE_NOISE, Indices, Table
 from sbp.passes.plan.sweeps import Dual
 

@@ -23,10 +23,10 @@ from sbp.passes.boxing.paths import Boxing, Boxings
 from sbp.passes.plan import constants
 from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.clusters import Cluster, Recomputed, op_count
-from sbp.passes.plan.later import NOWHERE, Later, LaterUses, Unwritten, UseSpan, is_plain
+from sbp.passes.plan.live_ranges import NOWHERE, Later, LaterUses, Unwritten, UseSpan, is_plain
+from sbp.passes.plan.memory_problem import RoomModel
 from sbp.passes.plan.model import Boundary, ChosenSignatures, ValueUse
 from sbp.passes.plan.network import IndexedTable, Indices, Table, written_down
-from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.traffic import Lifetime
 from sbp.passes.program.graph import Const, Node, Value
 from sbp.passes.program.views import communication_of

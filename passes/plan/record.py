@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 import jax
 
+from sbp.layout import allowed_at_rest
 from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.clusters import Cluster, Recomputed, op_count
 from sbp.passes.plan.model import Boundary, ChosenSignatures
-from sbp.passes.plan.rest import allowed_at_rest
 from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.placement import Placement
 from sbp.signature import B, NdSbp, format_sbp, parse_sbp

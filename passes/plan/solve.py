@@ -12,8 +12,8 @@ import numpy as np
 from sbp.passes.plan import constants, forests, sweeps
 from sbp.passes.plan.budget import Budget, Fitted, Load, flat_budget
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.flat import all_costs
-from sbp.passes.plan.improving import Improving, Known, Together, cheapest_states, on_states, together
+from sbp.passes.plan.flat_network import all_costs
+from sbp.passes.plan.local_search import Improving, Known, Together, cheapest_states, on_states, together
 from sbp.passes.plan.network import CostNetwork, Indices, Infeasible, Solution
 from sbp.passes.plan.prices import least_peak
 

@@ -1,9 +1,9 @@
 """The solver's inner loops, compiled by numba: slow, evident references of each are in its tests.
 
 What is compiled is kept on disk beside the module (or in the user's cache), so that a process compiles only
-what nobody did before. Node `i` has the states `offsets[i]` to `offsets[i + 1]`; see flat.py for the arrays.
-Inner loops run over slices: only there the compiler sees that places do not wrap around, and works on four
-or eight numbers at once.
+what nobody did before. Node `i` has the states `offsets[i]` to `offsets[i + 1]`; see flat_network.py for the
+arrays. Inner loops run over slices: only there the compiler sees that places do not wrap around, and works on
+four or eight numbers at once.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from sbp.compat.machine_code import compiled
 from sbp.passes.plan import constants
 from sbp.passes.plan.effort import WorkCount
-from sbp.passes.plan.flat import FlatNetwork
+from sbp.passes.plan.flat_network import FlatNetwork
 from sbp.passes.plan.network import Indices, Table
 
 

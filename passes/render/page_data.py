@@ -10,17 +10,18 @@ from typing import Any
 
 from sbp.layout import local_shape
 from sbp.passes.explain.choices import HeldPlan, PlanFigures, Removal, SentAt, TensorChoices
-from sbp.passes.explain.gone import is_gone
 from sbp.passes.explain.measurement import MeasuredStep
 from sbp.passes.explain.plan import Collective, PlanData
+from sbp.passes.explain.plan_figures import is_gone
+from sbp.passes.explain.rest_lines import rest_lines
 from sbp.passes.explain.words import kind_text, misfit_text, over_text, proof_text, tensor_text, verdict_text
 from sbp.passes.render.measurement_data import beside_data, group_seconds, measured_timeline, row_times
 from sbp.passes.render.outline import Outline
-from sbp.passes.render.placement_data import place_data
 from sbp.passes.render.program_data import program_data
 from sbp.passes.render.timeline_data import memory_data, step_timelines
 from sbp.passes.render.wiring import Wiring, WordedVersion
 from sbp.signature import NdSbp, format_sbp
+from sbp.text.units import bytes_text
 
 MAX_TENSORS = 60
 """Of a line, the largest; a line of an optimizer makes thousands."""
@@ -356,3 +357,44 @@ def _short(x: Any) -> Any:
     if isinstance(x, Mapping):
         return {k: _short(v) for k, v in x.items()}
     return [_short(v) for v in x] if isinstance(x, list | tuple) else x
+
+
+def place_data(plan: PlanData, whole: PlanData | None = None) -> dict[str, Any]:
+    """A placement with its devices.
+
+    Arguments:
+      whole: the plan of the program that this one is of a placement of.
+
+    `hosts` is how many devices a host has, None where there is one host; `levels` says of every axis what
+    its devices talk through; `rest` is what lies there at rest, what lies alike as one.
+    """
+    placement, (inner, *outer) = plan.placement, plan.hardware.links
+    return {
+        "name": str(placement),
+        "axes": list(placement.axes),
+        "mesh": list(placement.shape),
+        "ranks": list(placement.ranks),
+        "hosts": inner.devices if outer and inner.devices < placement.size else None,
+        "levels": [_level(plan, a) for a in range(placement.ndim)],
+        "memory_bytes": plan.memory_bytes,
+        "rest": _at_rest(plan, plan if whole is None else whole),
+    }
+
+
+def _level(plan: PlanData, axis: int) -> str:
+    """What the devices of an axis talk through."""
+    groups = plan.placement.groups([axis]).tolist()
+    if len(groups[0]) == 1:
+        return "which exchange nothing"
+    found = [plan.hardware.link(group) for group in groups]
+    link = min(found, key=lambda x: x.bytes_per_second)
+    where = "in a host" if link == plan.hardware.links[0] else "between hosts"
+    rate = f", {bytes_text(link.bytes_per_second)}/s" if math.isfinite(link.bytes_per_second) else ""
+    return f"{where}{rate} each way"
+
+
+def _at_rest(plan: PlanData, whole: PlanData) -> Mapping[str, list[Any]]:
+    """Arguments, and results that do not lie as these; not what other placements send or get."""
+    ins, outs = rest_lines(plan, whole)
+    lines = [*ins, *(line for line in outs if not line[1].startswith("as "))]
+    return {name: [line[k] for line in lines] for k, name in enumerate(("path", "sbp", "leaves"))}

@@ -36,7 +36,7 @@ from sbp.passes.explain.collectives import rows_of
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, reads, writes
-from sbp.passes.physical.scheduled import Trip, trips_of
+from sbp.passes.physical.step_schedule import Trip, trips_of
 from sbp.passes.plan.cost import communication_seconds, node_work
 from sbp.passes.program.control import assumed_trips, ports, trips
 from sbp.passes.program.graph import Const, Node, Source

@@ -22,12 +22,12 @@ from sbp.passes.explain.choices import (
     TensorChoices,
 )
 from sbp.passes.explain.collectives import Inside
-from sbp.passes.explain.gone import is_gone
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.plan_figures import (
     figures_of,
     figures_of_program,
     hold_text,
+    is_gone,
     made_by,
     moves_of,
     sent_at,

@@ -21,10 +21,10 @@ from sbp.passes.program.edit import Editor
 from sbp.passes.program.graph import Const, Graph, Node, Operand, Value, make_node, walk
 from sbp.passes.program.trace import trace
 from sbp.passes.rows import rowwise
-from sbp.passes.rows.accumulated import stack_rows
 from sbp.passes.rows.branches import flat_branches
 from sbp.passes.rows.choices import branch_on_flags
 from sbp.passes.rows.columns import ColumnStep, column_step
+from sbp.passes.rows.gradient_accumulation import stack_rows
 from sbp.passes.rows.gradients import AddedRows, Gradients, NotByRows, is_same
 from sbp.passes.rows.kept_sums import add_rows_to_sums, is_sum
 from sbp.passes.rows.lookups import Transfer

@@ -24,7 +24,7 @@ from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model, ValueUse
 from sbp.passes.plan.seeds import plain_seeds, seed_name
 from sbp.passes.program.graph import Node
-from sbp.passes.search.limited import FITTING
+from sbp.passes.search.limited_space import FITTING
 from sbp.passes.search.pool import Pool, Space
 from sbp.placement import Placement
 from sbp.signature import NdSbp

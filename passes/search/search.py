@@ -2,7 +2,7 @@
 
 1. The cheapest plan one thing after the other, with its bound.
 2. Where collectives run beside kernels: the space around it is explored (explore.py).
-3. If the best of these needs more memory than there is: the same under the limit (limited.py).
+3. If the best of these needs more memory than there is: the same under the limit (limited_space.py).
 4. Where the user's time ended any of this: plans that people write by hand (floor.py).
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain import notes
 from sbp.passes.explain.plan import SAME
-from sbp.passes.physical.enumerated import Weighed, cheapest_by_trying
+from sbp.passes.physical.enumeration import Weighed, cheapest_by_trying
 from sbp.passes.physical.evaluate import OVERLAPPING, Evaluator
 from sbp.passes.physical.exposure import Clock
 from sbp.passes.physical.memory import SmallestPeak
@@ -22,12 +22,12 @@ from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
 from sbp.passes.plan.network import IndexedNetwork, Infeasible
-from sbp.passes.plan.priced import states_of
 from sbp.passes.plan.seeds import seeds_for
+from sbp.passes.plan.start_points import states_of
 from sbp.passes.request import Request
 from sbp.passes.search.explore import Explorer
 from sbp.passes.search.floor import CutModel, CutOff, add_floor, axes_alike, axis_groups
-from sbp.passes.search.limited import LimitedProblem, LimitedSpace
+from sbp.passes.search.limited_space import LimitedProblem, LimitedSpace
 from sbp.passes.search.pool import PlanCandidate, Pool, Space
 
 

@@ -27,7 +27,7 @@ from sbp.passes.boxing.links import Network
 from sbp.passes.face import Plan
 from sbp.passes.physical.evaluate import Evaluator, donations
 from sbp.passes.physical.exchanges import ReadAhead, find_read_ahead
-from sbp.passes.physical.fusing import ShardSizes
+from sbp.passes.physical.fusion import ShardSizes
 from sbp.passes.physical.program import Physical
 from sbp.passes.program.graph import Const
 from sbp.passes.program.trace import Traced

@@ -2,10 +2,17 @@
 
 The code is cached on disk beside the module (or in the user's cache), so that it is compiled once. numba
 takes long to load: it is loaded when the first loop runs.
+
+numba asks only whether the file with the loop has changed, and it loads what is stored before it asks. Where
+the class of an argument has moved since, that is an error; with other fields, a wrong answer.
+So what is stored has a digest of all modules that the loop's module takes names from, and of its numbers.
 """
 
+import hashlib
+import sys
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
@@ -23,7 +30,10 @@ class _Kernel(Generic[_P, _R]):
         """numba's function."""
         from numba import njit
 
-        return njit(cache=True)(self.function)
+        found = njit(cache=True)(self.function)
+        if stored := getattr(found, "_cache", None):  # it has none where the environment turns numba off
+            stored._cache_file._version += _digest(self.function.__module__)
+        return found
 
     @property
     def _numba_type_(self) -> Any:
@@ -35,6 +45,17 @@ class _Kernel(Generic[_P, _R]):
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         found: _R = self.dispatcher(*args, **kwargs)
         return found
+
+
+@cache
+def _digest(module: str) -> str:
+    """Of the sources of a module and of those of its package that it takes names from, and of its numbers."""
+    named = [*vars(sys.modules[module]).values()]
+    known = [str(getattr(x, "__module__", "") or getattr(x, "__name__", "")) for x in named]
+    package = module.split(".")[0] + "."
+    files = sorted({str(sys.modules[name].__file__) for name in (module, *known) if name.startswith(package)})
+    numbers = repr([x for x in named if isinstance(x, int | float)]).encode()
+    return hashlib.sha256(b"".join([numbers, *(Path(file).read_bytes() for file in files)])).hexdigest()
 
 
 def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:

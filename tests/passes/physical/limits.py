@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sbp.layout import rest_signatures
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain.plan import SAME
 from sbp.passes.physical.evaluate import Evaluator
@@ -29,15 +30,14 @@ from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.recompute import with_copies
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.clusters import Recomputed
-from sbp.passes.plan.flat import all_costs
+from sbp.passes.plan.flat_network import all_costs
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model, boxing_of
 from sbp.passes.plan.recompute import RecomputingModel
-from sbp.passes.plan.rest import rest_signatures
 from sbp.passes.program.trace import trace
-from sbp.passes.search.limited import LimitedProblem
+from sbp.passes.search.limited_space import LimitedProblem
 from tests.passes.plan.cheapest import choose
 from tests.passes.plan.test_optimal import PLACEMENTS, problem, program
-from tests.passes.search.test_fit import searched
+from tests.passes.search.test_search import searched
 
 MAX_COMBINATIONS = 60_000
 SAMPLED = 300

@@ -12,7 +12,7 @@ import sbp
 from sbp import B, S
 from sbp.passes.boxing.links import Network
 from sbp.passes.physical.evaluate import CALL_SECONDS, Evaluator, executed
-from sbp.passes.physical.fusing import op_of
+from sbp.passes.physical.fusion import op_of
 from sbp.passes.physical.program import Border
 from sbp.passes.program.control import WHILE_TRIPS
 from sbp.rates.tables import matmul_rates

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import sbp
-from sbp.passes.physical.fusing import Fusing, ShardSizes, op_of
+from sbp.passes.physical.fusion import Fusing, ShardSizes, op_of
 from sbp.passes.physical.kernels import Kernels, kernels
 from sbp.passes.program.graph import Const
 

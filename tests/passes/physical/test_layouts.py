@@ -8,7 +8,7 @@ import pytest
 
 import sbp
 from sbp import B, S
-from sbp.passes.physical.fusing import ShardSizes, op_of
+from sbp.passes.physical.fusion import ShardSizes, op_of
 from sbp.passes.physical.kernels import kernels
 from sbp.passes.physical.layouts import turned
 

@@ -16,7 +16,7 @@ from sbp.hardware.catalogue import hardware_for
 from sbp.passes.boxing.links import Network
 from sbp.passes.explain.memory import live_at_peak
 from sbp.passes.physical.evaluate import HOLES, Evaluator, donations
-from sbp.passes.physical.fusing import Fusing, KernelOp, ShardSizes, op_of
+from sbp.passes.physical.fusion import Fusing, KernelOp, ShardSizes, op_of
 from sbp.passes.physical.kernels import kernels
 from sbp.passes.physical.memory import Spaces, alive
 from sbp.signature import NdSbp
@@ -252,3 +252,49 @@ def test_what_an_exchange_of_rows_holds_is_counted() -> None:
     table, result = 4 * 128 * (1 << 20) / 8, 4 * 128 * (1 << 19) / 8
     assert held > 2 * result
     assert plan.memory_bytes == pytest.approx(table + result + held, rel=0.02)
+
+
+SIDE, DEPTH = 1024, 4
+MASK = SIDE * SIDE
+
+
+def peak_bytes(second: Any) -> float:
+    """The bytes at the peak, which is between two scans; the second body makes a mask too."""
+
+    def fn(ws: Any, x: Any) -> Any:
+        mask = jnp.tril(jnp.ones((SIDE, SIDE), bool))
+
+        def layer(x: Any, w: Any) -> Any:
+            return jnp.where(mask, x @ w, 0), None
+
+        x, _ = jax.lax.scan(layer, x, ws)
+        between = jnp.sort(jnp.concatenate([x] * 8), 0)[:SIDE]
+
+        def again(x: Any, w: Any) -> Any:
+            return jnp.where(second(), x @ w, 0), None
+
+        return jax.lax.scan(again, between, ws)[0]
+
+    ws, x = (
+        jax.ShapeDtypeStruct((DEPTH, SIDE, SIDE), "float32"),
+        jax.ShapeDtypeStruct((SIDE, SIDE), "float32"),
+    )
+    return sbp.compile(fn, ONE).plan(ws, x).memory_bytes
+
+
+def test_what_is_made_of_a_value_twice_is_named_once() -> None:
+    """Sixty doublings have as many paths as a chessboard has grains."""
+
+    def fn(x: Any) -> Any:
+        made = jnp.arange(SIDE, dtype=x.dtype)
+        for _ in range(60):
+            made = jnp.sin(made) * made
+        return jax.lax.scan(lambda x, _: (x + made, None), x, None, length=2)[0]
+
+    assert sbp.compile(fn, ONE).plan(jax.ShapeDtypeStruct((SIDE,), "float32")).memory_bytes > 0
+
+
+def test_a_mask_that_a_later_loop_makes_again_stays() -> None:
+    same = peak_bytes(lambda: jnp.tril(jnp.ones((SIDE, SIDE), bool)))
+    other = peak_bytes(lambda: jnp.tril(jnp.ones((SIDE, SIDE), bool), -1))
+    assert same - other == pytest.approx(MASK, rel=0.05)  # and the holes between

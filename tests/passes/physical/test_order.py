@@ -6,7 +6,7 @@ import pytest
 
 from sbp import P, S
 from sbp.passes.boxing.moves import Move
-from sbp.passes.physical.fusing import Fusing, KernelOp
+from sbp.passes.physical.fusion import Fusing, KernelOp
 from sbp.passes.physical.kernels import Buffer, Kernels, kernels
 from sbp.passes.physical.order import turns
 from sbp.passes.physical.program import Box, Version

@@ -1,5 +1,6 @@
 """A body as XLA's scheduler sees it: what runs as one."""
 
+import random
 from typing import Any
 
 import jax
@@ -9,11 +10,18 @@ import pytest
 import sbp
 from sbp import P, S
 from sbp.passes.boxing.moves import Move
-from sbp.passes.physical.fusing import Fusing, KernelOp, ShardSizes
+from sbp.passes.physical.fusion import Fusing, KernelOp, ShardSizes
 from sbp.passes.physical.kernels import Kernels, kernels, program_kernels
 from sbp.passes.physical.order import turns
 from sbp.passes.physical.program import Box, Version
-from sbp.passes.physical.schedule_nodes import hiding_ops, schedule_nodes, sent_together
+from sbp.passes.physical.schedule_nodes import (
+    COMBINED_BYTES,
+    combining_groups,
+    hiding_ops,
+    schedule_nodes,
+    sent_together,
+    units_in_order,
+)
 
 MB = 1_000_000
 
@@ -125,3 +133,46 @@ def test_a_product_reads_more_than_two_dims_under_another_shape(dims: int) -> No
     else:
         (view,) = range(len(nodes), len(ops))
         assert view in ops[product].makers and not set(ops[view].makers) & set(ops[product].makers)
+
+
+HALF = COMBINED_BYTES / 2
+
+
+def test_as_many_bytes_as_fit() -> None:
+    sent = dict.fromkeys(range(5), ("x", HALF))
+    assert combining_groups([[]] * 5, sent) == [(0, 1), (2, 3)]
+
+
+def test_only_of_one_kind() -> None:
+    assert combining_groups([[]] * 4, {0: ("x", 1.0), 1: ("y", 1.0), 2: ("x", 1.0), 3: ("y", 1.0)}) == [
+        (0, 2),
+        (1, 3),
+    ]
+
+
+def test_not_what_waits_for_another_even_by_way_of_others() -> None:
+    assert combining_groups([[], [0], [1], []], {0: ("x", 1.0), 2: ("x", 1.0), 3: ("x", 1.0)}) == [(2, 3)]
+
+
+def test_a_large_one_alone() -> None:
+    assert combining_groups([[]] * 2, {0: ("x", 2 * COMBINED_BYTES), 1: ("x", 1.0)}) == []
+
+
+def test_sets_that_wait_for_each_other_are_taken_apart() -> None:
+    """0 and 3 of one set, 1 and 2 of another: 1 waits for 0, and 3 for 2."""
+    makers: list[list[int]] = [[], [0], [], [2]]
+    assert units_in_order(makers, [(0, 3), (1, 2)]) == [(0,), (1,), (2,), (3,)]
+
+
+def test_in_an_order_that_can_run() -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        n = 12
+        makers = [sorted(rng.sample(range(i), min(i, rng.randrange(3)))) for i in range(n)]
+        sent = {i: (rng.randrange(2), HALF / 2) for i in range(n) if rng.random() < 0.6}
+        units = units_in_order(makers, combining_groups(makers, sent))
+        assert sorted(i for unit in units for i in unit) == list(range(n))
+        done = set[int]()
+        for unit in units:
+            assert all(m in done for i in unit for m in makers[i])
+            done.update(unit)

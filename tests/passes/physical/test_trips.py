@@ -9,7 +9,7 @@ from jax import lax
 
 import sbp
 from sbp import B, S
-from sbp.passes.physical.fusing import Fusing, KernelOp, ShardSizes
+from sbp.passes.physical.fusion import Fusing, KernelOp, ShardSizes
 from sbp.passes.physical.kernels import kernels
 from sbp.passes.physical.order import turns
 from sbp.passes.physical.program import Border, Version

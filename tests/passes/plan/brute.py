@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from sbp.passes.plan.budget import Budget, Fitted
-from sbp.passes.plan.flat import all_costs
+from sbp.passes.plan.flat_network import all_costs
 from sbp.passes.plan.network import CostNetwork, Infeasible, Solution
 
 

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 from sbp.hardware.catalogue import Hardware, Link
+from sbp.layout import rest_signatures
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain.plan import SAME
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.insert import insert_boxing
-from sbp.passes.physical.merged import merge_ops
+from sbp.passes.physical.kernel_merges import merge_ops
 from sbp.passes.plan.bounds import relaxed_bound
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
 from sbp.passes.plan.model import Boundary, Model
 from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.pins import boundary
-from sbp.passes.plan.rest import rest_signatures
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.trace import trace
 from sbp.placement import Placement, placement

@@ -9,7 +9,7 @@ import pytest
 
 from sbp.passes.plan.budget import Budget, Load, flat_budget
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.flat import flat_network
+from sbp.passes.plan.flat_network import flat_network
 from sbp.passes.plan.network import CostNetwork, Indices
 from sbp.passes.plan.prices import Prices
 from sbp.passes.plan.reduce import reduce_network

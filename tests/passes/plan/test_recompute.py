@@ -11,10 +11,10 @@ import sbp
 from sbp.passes.physical.exposure import Clock
 from sbp.passes.plan.budget import Budget
 from sbp.passes.plan.effort import Effort
+from sbp.passes.plan.memory_problem import RoomModel
 from sbp.passes.plan.model import Model
 from sbp.passes.plan.network import restriction
 from sbp.passes.plan.recompute import RecomputingModel
-from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.solve import solve, solve_within
 from sbp.passes.program.trace import trace
 from tests.passes.plan.test_optimal import problem

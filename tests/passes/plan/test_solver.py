@@ -10,7 +10,7 @@ import pytest
 
 from sbp.passes.plan import constants, tables
 from sbp.passes.plan.eliminate import plan_elimination
-from sbp.passes.plan.flat import flat_network
+from sbp.passes.plan.flat_network import flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Solution, Table
 from sbp.passes.plan.reduce import reduce_network
 from sbp.passes.plan.solve import solve

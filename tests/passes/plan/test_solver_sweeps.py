@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sbp.passes.plan import sweeps
-from sbp.passes.plan.flat import FlatNetwork, flat_network
+from sbp.passes.plan.flat_network import FlatNetwork, flat_network
 from sbp.passes.plan.network import CostNetwork, Table
 
 SEEDS = range(60)

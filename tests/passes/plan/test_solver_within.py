@@ -11,7 +11,7 @@ import pytest
 from sbp.passes.plan import constants, forests, sweeps
 from sbp.passes.plan.budget import Budget, FlatBudget, Load, flat_budget
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.flat import flat_network
+from sbp.passes.plan.flat_network import flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible
 from sbp.passes.plan.reduce import reduce_network
 from sbp.passes.plan.solve import Solver, solve_within

@@ -126,7 +126,7 @@ def test_a_body_of_a_loop() -> None:
 
     plan = sbp.compile(looped, GRID, options=SERIAL).plan(array(1024, 512), array(512, 512))
     line = looped.__code__.co_firstlineno + 1
-    for name in (f"tanh at test_replanner.py:{line}", f"dot_general at test_replan.py:{line}"):
+    for name in (f"tanh at test_replanner.py:{line}", f"dot_general at test_replanner.py:{line}"):
         held = plan.why(name).alternatives[0]
         assert plan.what_if(name, held.signature).seconds == pytest.approx(held.figures.seconds, rel=1e-9)
 

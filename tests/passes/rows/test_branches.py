@@ -11,7 +11,7 @@ import pytest
 
 import sbp
 from sbp import B, S
-from tests.passes.rows.test_accumulated import micro_batches
+from tests.passes.rows.test_gradient_accumulation import micro_batches
 from tests.passes.rows.test_tables import DEAR, LINE, batch, compare, sums, table_sized, updates
 
 IN_SBP = [S(0)], sbp.AUTO, [B], [S(0)]

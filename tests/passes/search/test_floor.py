@@ -14,12 +14,12 @@ import sbp
 from sbp.hardware.catalogue import hardware_for
 from sbp.passes.plan import constants
 from sbp.passes.plan.model import Model
-from sbp.passes.plan.priced import states_of
 from sbp.passes.plan.seeds import DATA, TENSOR, seeds_for
 from sbp.passes.plan.solve import solve
+from sbp.passes.plan.start_points import states_of
 from sbp.passes.search.explore import Explorer
 from sbp.passes.search.floor import axes_alike, axis_groups
-from sbp.passes.search.limited import LimitedProblem, LimitedSpace
+from sbp.passes.search.limited_space import LimitedProblem, LimitedSpace
 from sbp.passes.search.search import Search
 from tests.passes.questions import asked
 

@@ -13,8 +13,7 @@ from jax.sharding import NamedSharding
 
 import sbp
 from sbp import AUTO, B, S
-from sbp.layout import is_even
-from sbp.passes.plan.rest import allowed_at_rest, rest_signatures
+from sbp.layout import allowed_at_rest, is_even, rest_signatures
 from sbp.placement import Placement
 from sbp.signature import NdSbp, Split
 

@@ -16,7 +16,7 @@ from models import gpt
 from sbp import AUTO, B, S
 from sbp.compat.core import is_key
 from sbp.passes.physical import sections as module
-from sbp.passes.physical.fusing import ShardSizes
+from sbp.passes.physical.fusion import ShardSizes
 from sbp.passes.physical.kernels import program_kernels
 from sbp.passes.physical.program import Compute, Physical, reads, writes
 from sbp.passes.physical.sections import sections_of

@@ -10,7 +10,7 @@ import sbp
 from sbp.hardware.catalogue import Hardware, Link
 from sbp.passes.boxing.links import Network
 from sbp.passes.physical.evaluate import Evaluator
-from sbp.passes.physical.merged import Merged, merge_ops
+from sbp.passes.physical.kernel_merges import Merged, merge_ops
 from sbp.passes.program.trace import trace
 
 ONE = sbp.placement("cpu", shape=(1,))

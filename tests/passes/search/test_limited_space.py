@@ -1,8 +1,11 @@
 """The shortest step within a limit on memory, against every assignment of tiny programs."""
 
+from __future__ import annotations
+
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -10,23 +13,33 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sbp import P, S
 from sbp.hardware.catalogue import Hardware
+from sbp.passes.physical.evaluate import HOLES, Evaluator
 from sbp.passes.physical.exposure import Clock, Exposure
-from sbp.passes.physical.memory import SmallestPeak
-from sbp.passes.physical.merged import merge_ops
+from sbp.passes.physical.insert import insert_boxing
+from sbp.passes.physical.kernel_merges import merge_ops
+from sbp.passes.physical.memory import Live, SmallestPeak
 from sbp.passes.plan import constants
-from sbp.passes.plan.budget import Load
+from sbp.passes.plan.budget import Budget, Load
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.flat import all_costs
+from sbp.passes.plan.flat_network import all_costs
 from sbp.passes.plan.model import Model
 from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.plan.solve import solve
 from sbp.passes.program.trace import trace
-from sbp.passes.search import limited as limited_search
-from sbp.passes.search.limited import LimitedProblem, LimitedSpace
+from sbp.passes.search import limited_space as limited_search
+from sbp.passes.search.limited_space import (
+    LimitedProblem,
+    LimitedSpace,
+    missed_loads,
+    time_of_peak,
+    unsent_loads,
+)
 from sbp.passes.search.pool import PlanCandidate, Pool
 from sbp.placement import placement
+from tests.passes.physical.test_recompute import GIVEN, PLAIN
 from tests.passes.plan.test_optimal import problem as plain_problem
 from tests.passes.search.test_explore import HARDWARE, SLOW, beside, chain, problem, searched, sent_twice
 
@@ -187,3 +200,77 @@ def test_values_for_later_uses_have_the_phase_of_these() -> None:
     times = clock.times(model.chosen(states, 0.0, 0.0))
     assert max(times.sent, default=0) < len(model.c.graph.values)
     assert set(exposure.shares(times)) >= set(exposure.groups)
+
+
+MODEL = RecomputingModel(*GIVEN, 1e6, (), HOLES)
+NETWORK = MODEL.build()
+STATES = solve(NETWORK).states
+EVALUATOR = Evaluator(insert_boxing(GIVEN[0], PLAIN, GIVEN[2]), GIVEN[2].network)
+
+
+def test_the_time_of_the_peak_is_when_the_last_is_made_of_what_is_there() -> None:
+    at = time_of_peak(EVALUATOR, MODEL)
+    assert at is not None and 0 <= at <= MODEL.end
+    graph = EVALUATOR.physical.graph
+    # Results have spaces of their own all the time.
+    makers = {v: n for v, n in graph.producers().items() if v not in graph.outputs}
+    made = [makers[x.version[0]] for x in EVALUATOR.at_peak if x.version[0] in makers]
+    assert at == max(MODEL.times[n.id][0] for n in made if n.id in MODEL.times)
+
+
+def test_what_is_not_counted_is_added_around_that_time() -> None:
+    at = time_of_peak(EVALUATOR, MODEL)
+    assert at is not None
+    nothing = Budget((), 1.0)
+    found = missed_loads(EVALUATOR, MODEL, nothing, STATES)
+    *waiting, missed = found
+    assert missed.node == -1 and missed.start < at < missed.end
+    assert all(x.node >= 0 for x in waiting)
+    # With it the count is what the evaluator finds, and nothing is missed any more.
+    counted = Budget(found, 1.0).peak_bytes(STATES, missed.start, missed.end)
+    assert counted == pytest.approx(EVALUATOR.peak_bytes()) and missed.bytes[0] > 0.0
+    left = missed_loads(EVALUATOR, MODEL, Budget(found, 1.0), STATES)
+    assert sum(float(x.bytes.max()) for x in left) < 1e-6
+    # What is alive at other times only does not count.
+    other = Load(-1, missed.end, missed.end + 5, np.array([1e9]))
+    again = missed_loads(EVALUATOR, MODEL, Budget((other,), 1.0), STATES)
+    assert again[-1].bytes[0] == missed.bytes[0]
+
+
+def test_what_waits_until_it_is_sent_with_others_is_counted_for_all_of_its_kind() -> None:
+    """Gradients of layers that are alike: of one it is seen, and to send the other would free no more."""
+    kinds = dict[Any, list[int]]()
+    for v, once in MODEL.boxed_once.items():
+        if (P,) in once.supply.needs and (S(0),) in MODEL.states[once.copy]:
+            kinds.setdefault(MODEL.graph.values[v].shape, []).append(v)
+    seen, other = next(own for own in kinds.values() if len(own) > 1)[:2]
+    states = list(STATES)
+
+    def choose(v: int, is_sent: bool) -> None:
+        once = MODEL.boxed_once[v]
+        lies = MODEL.states[once.copy]
+        states[once.supply.variable] = once.supply.needs.index((P,))
+        states[once.copy] = lies.index((S(0),)) + (0 if is_sent else len(lies) // 2)
+
+    evaluator: Any = SimpleNamespace(at_peak=[Live((seen, (P,)), 1.0)])
+    end = MODEL.end
+
+    def waiting(loads: Sequence[Load]) -> dict[int, Load]:
+        found = unsent_loads(evaluator, MODEL, Budget(tuple(loads), 1.0), states, end)
+        alike = {MODEL.boxed_once[v].copy for v in (seen, other)}
+        return {x.node: x for x in found if x.node in alike}
+
+    choose(seen, True)
+    choose(other, False)
+    found = waiting(MODEL.loads)
+    for v in (seen, other):
+        once, load = MODEL.boxed_once[v], found[MODEL.boxed_once[v].copy]
+        half = load.bytes.size // 2
+        assert (load.start, load.end) == (once.at + 1, end)
+        assert set(load.bytes[:half]) == set(MODEL.held(v, ((P,),))) and not load.bytes[half:].any()
+    # It is counted once, and not for what was sent and is gone.
+    assert waiting([*MODEL.loads, *found.values()]) == {}
+    choose(other, True)
+    assert set(waiting(MODEL.loads)) == {MODEL.boxed_once[seen].copy}
+    choose(seen, False)
+    assert waiting(MODEL.loads) == {}

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from sbp.passes.physical.fusing import PARTIAL, Fusing, KernelOp, ShardSizes, changes_in_place, op_of
+from sbp.passes.physical.fusion import PARTIAL, Fusing, KernelOp, ShardSizes, changes_in_place, op_of
 from sbp.passes.physical.kernels import Buffer, Kernels, kernels
 from sbp.passes.physical.layouts import copies
 from sbp.passes.physical.order import saving_turns

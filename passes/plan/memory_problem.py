@@ -7,7 +7,7 @@ what is kept: weights at rest in parts are gathered for the forward and again fo
 Counted are values that are written to memory, as they are made; what they are boxed to, from its boxing to
 the end of its use; what libraries want laid out otherwise; arguments and results all the time. Copies take
 variables of their own: whether there is one depends on two choices. What the evaluator's kernels and bodies
-hold beside that is not counted, and it has the last word (passes/search/limited.py).
+hold beside that is not counted, and it has the last word (passes/search/limited_space.py).
 """
 
 from collections.abc import Sequence

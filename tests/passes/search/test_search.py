@@ -21,7 +21,7 @@ from sbp.passes.plan.budget import Budget
 from sbp.passes.plan.solve import solve
 from sbp.passes.program.trace import trace
 from sbp.passes.request import Request, Terms
-from sbp.passes.search.limited import LimitedProblem
+from sbp.passes.search.limited_space import LimitedProblem
 from sbp.passes.search.search import FoundSignatures, Search
 from tests.passes.plan.test_optimal import problem, program
 

@@ -15,11 +15,11 @@ import numpy as np
 from sbp.passes.plan import constants
 from sbp.passes.plan.budget import Budget, loads_on
 from sbp.passes.plan.effort import Effort
+from sbp.passes.plan.memory_problem import RoomModel
 from sbp.passes.plan.model import ChosenSignatures, Model
 from sbp.passes.plan.network import CostNetwork, Indices, Infeasible, restriction
 from sbp.passes.plan.prices import NO_PRICES, TimePrices
 from sbp.passes.plan.reduce import reduce_network
-from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.solve import solve
 
 

@@ -10,7 +10,7 @@ import pytest
 from sbp.passes.plan import constants
 from sbp.passes.plan.budget import Budget, Load
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.improving import Known, cheapest_states, together
+from sbp.passes.plan.local_search import Known, cheapest_states, together
 from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.solve import Solver
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from sbp.passes.plan import constants
+from sbp.passes.plan.memory_problem import RoomModel
 from sbp.passes.plan.model import ValueUse
 from sbp.passes.plan.network import Table, written_down
-from sbp.passes.plan.room import RoomModel
 from sbp.passes.program.graph import Const, Node, Operand, speaks
 from sbp.signature import B, NdSbp, Split
 

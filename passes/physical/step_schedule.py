@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from sbp.communication.protocol import Communication
-from sbp.passes.physical.fusing import KernelOp, ShardSizes, op_of
+from sbp.passes.physical.fusion import KernelOp, ShardSizes, op_of
+from sbp.passes.physical.kernel_merges import kernels_that_compute
 from sbp.passes.physical.kernels import Buffer, Kernels, kernels
 from sbp.passes.physical.layouts import turned
-from sbp.passes.physical.merged import kernels_that_compute
 from sbp.passes.physical.order import BodyOrder, WholeProgram, body_order, hiding_order
 from sbp.passes.physical.program import Border, Box, Compute, Step, Version
 from sbp.passes.physical.schedule_nodes import ScheduleNode, sent_together

@@ -16,7 +16,7 @@ from sbp.passes import chain
 from sbp.passes.boxing.links import Network
 from sbp.passes.physical import evaluate, memory, order
 from sbp.passes.physical.evaluate import HOLES, Evaluator, donations
-from sbp.passes.physical.fusing import ShardSizes
+from sbp.passes.physical.fusion import ShardSizes
 from sbp.passes.physical.memory import peak
 from sbp.passes.physical.owners import mark_owners
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sbp.passes.physical.enumerated import Weighed, cheapest_by_trying
+from sbp.passes.physical.enumeration import Weighed, cheapest_by_trying
 from sbp.passes.plan import constants
 from sbp.passes.plan.model import ChosenSignatures
 from tests.passes.physical.limits import example, outcome

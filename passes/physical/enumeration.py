@@ -1,8 +1,8 @@
 """The end game of small programs under a limit: assignments in the order of what they cost, until one fits.
 
-What the search counts of memory (plan/room.py) is not what the evaluator finds. In a program of a few ops the
-difference may be as large as all the rest, so that no limit on what is counted leads to a plan that fits; but
-there all assignments can be looked at, and every way to run ops again under each of them.
+What the search counts of memory (plan/memory_problem.py) is not what the evaluator finds. In a program of a
+few ops the difference may be as large as all the rest, so that no limit on what is counted leads to a plan
+that fits; but there all assignments can be looked at, and every way to run ops again under each of them.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from sbp.passes.physical.recompute import with_copies
 from sbp.passes.plan import constants
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.clusters import Recomputed
-from sbp.passes.plan.flat import all_costs
+from sbp.passes.plan.flat_network import all_costs
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model, boxing_of
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.program.graph import Const

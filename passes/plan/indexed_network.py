@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.compat.machine_code import compiled
-from sbp.passes.plan.flat import entries_of, starts_of
+from sbp.passes.plan.flat_network import entries_of, starts_of
 from sbp.passes.plan.network import IndexedNetwork, IndexedTable, Indices, Table
 
 _LOOK = 8

@@ -1,10 +1,10 @@
 """A planning problem under a limit on memory: its plans keep the limit, as the evaluator says.
 
 Collectives count as far as they are exposed in the shortest of the plans that it starts from. What the search
-counts (plan/room.py) is not what the evaluator finds. So the search is told what a solution needs beyond its
-count, and goes on, until the evaluator agrees. It counts values, the evaluator what XLA's kernels leave, in
-XLA's order: less room at the time of a plan's peak is all that is wrong then, and at other times nothing
-changes.
+counts (plan/memory_problem.py) is not what the evaluator finds. So the search is told what a solution needs
+beyond its count, and goes on, until the evaluator agrees. It counts values, the evaluator what XLA's kernels
+leave, in XLA's order: less room at the time of a plan's peak is all that is wrong then, and at other times
+nothing changes.
 """
 
 import math
@@ -24,14 +24,14 @@ from sbp.passes.plan.budget import Budget, Fitted, Load
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.descent import Descent
 from sbp.passes.plan.effort import Effort
+from sbp.passes.plan.memory_problem import RoomModel
 from sbp.passes.plan.model import Boundary
 from sbp.passes.plan.network import CostNetwork
-from sbp.passes.plan.priced import priced_starts
 from sbp.passes.plan.prices import NO_PRICES
 from sbp.passes.plan.recompute import RecomputingModel
-from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.seeds import SEQUENCE_3, TENSOR, ZERO_3, ZERO_3_ANY, seed_name
 from sbp.passes.plan.solve import Progress, Solver
+from sbp.passes.plan.start_points import priced_starts
 from sbp.passes.program.graph import Const
 from sbp.passes.search.pool import PlanCandidate, Pool, Space
 from sbp.signature import NdSbp

@@ -1,4 +1,4 @@
-"""What keeps a value for its later uses that is never in memory as it is made."""
+"""When values are used: soon after they are made, and again much later."""
 
 from __future__ import annotations
 
@@ -14,13 +14,53 @@ import sbp
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.program import Compute
-from sbp.passes.plan.later import NOWHERE, Later
+from sbp.passes.plan.live_ranges import NOWHERE, Later, LaterUses, is_plain
+from sbp.passes.plan.memory_problem import RoomModel
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.plan.solve import solve
+from sbp.passes.program.graph import Graph
 from sbp.passes.program.trace import trace
 from tests.passes.plan.test_optimal import problem
 
-PLACE = sbp.placement("cpu", shape=(4,))
+PLACE = sbp.placement("cpu", shape=(2,))
+X = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+
+
+def graph_of(fn: Any, *args: Any) -> Graph:
+    return trace(fn, args, {}).graph
+
+
+def test_ops_with_one_result_that_do_nothing_besides_may_run_again() -> None:
+    def fn(x: Any) -> Any:
+        jax.debug.callback(lambda y: None, x)
+        y = jax.lax.scan(lambda c, _: (c * 2, None), x, length=3)[0]
+        a, b = jnp.split(jnp.sin(y), 2)
+        return jax.pure_callback(lambda z: z, X, jnp.concatenate([a, b]) @ x)
+
+    plain = {n.op: is_plain(n) for n in graph_of(fn, X).nodes}
+    assert plain["sin"] and plain["dot_general"] and plain["concatenate"]
+    assert not plain["scan"] and not plain["split"] and not plain["pure_callback"]
+
+
+def test_a_value_is_wanted_again_after_the_longest_time_without_a_reader() -> None:
+    def fn(x: Any, ws: list[Any]) -> Any:
+        y = first = x @ ws[0]
+        for w in ws:
+            y = jnp.tanh(y @ w) @ w
+        return y * first
+
+    model = RoomModel(*problem(graph_of(fn, X, [X] * 6), PLACE), 1.0)
+    model.build()
+    uses, first = LaterUses(model), model.graph.nodes[0].outputs[0]
+    early, late, reads = uses.divided(first)
+    assert {uses.by_id[u.user].op for u in early} == {"dot_general"}
+    assert {uses.by_id[u.user].op for u in late} == {"mul"}
+    assert reads == [model.when(u) for u in late]
+    span = uses.wanted_later()[first]
+    assert (span.start, span.until) == reads[0] and max(model.when(u)[1] for u in early) < span.start
+
+
+DEVICES = sbp.placement("cpu", shape=(4,))
 
 
 def loss(ws: Any, x: Any) -> Any:
@@ -29,8 +69,8 @@ def loss(ws: Any, x: Any) -> Any:
     return (x**2).mean()
 
 
-X, W, U = (jax.ShapeDtypeStruct(s, jnp.float32) for s in [(512, 64), (64, 256), (256, 64)])
-GIVEN = problem(trace(jax.grad(loss), ([(W, U)] * 3, X), {}).graph, PLACE)
+INPUT, W, U = (jax.ShapeDtypeStruct(s, jnp.float32) for s in [(512, 64), (64, 256), (256, 64)])
+GIVEN = problem(trace(jax.grad(loss), ([(W, U)] * 3, INPUT), {}).graph, DEVICES)
 MODEL = RecomputingModel(*GIVEN, 1e6)
 NETWORK = MODEL.build()
 UNWRITTEN = [x for v, x in MODEL.later.items() if v not in MODEL.lives]

@@ -15,7 +15,7 @@ from sbp.hardware.catalogue import Hardware, hardware_for
 from sbp.passes.boxing.links import Network
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.physical.evaluate import Evaluator, executed
-from sbp.passes.physical.fusing import op_of
+from sbp.passes.physical.fusion import op_of
 from sbp.passes.physical.program import Box, Compute
 from sbp.rates.beliefs import UNKNOWN_SECONDS
 

@@ -19,7 +19,7 @@ from sbp.passes.plan import constants, forests, sweeps
 from sbp.passes.plan.budget import Budget, FlatBudget, Load, flat_budget, loads_on
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.eliminate import eliminate_parts
-from sbp.passes.plan.flat import flat_network
+from sbp.passes.plan.flat_network import flat_network
 from sbp.passes.plan.network import CostNetwork, Indices, Table, ceiling_of, least_of, restriction
 from sbp.passes.plan.prices import Prices
 from sbp.passes.plan.reduce import reduce_network

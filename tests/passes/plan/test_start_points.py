@@ -15,15 +15,15 @@ import sbp
 from sbp import S
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
-from sbp.passes.physical.merged import merge_ops
+from sbp.passes.physical.kernel_merges import merge_ops
 from sbp.passes.plan.budget import Budget, Load
 from sbp.passes.plan.candidates import enumerate_candidates
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.model import ChosenSignatures
 from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.pins import boundary
-from sbp.passes.plan.priced import _starts_among, priced_starts
 from sbp.passes.plan.recompute import RecomputingModel
+from sbp.passes.plan.start_points import _starts_among, priced_starts
 from sbp.passes.program.trace import trace
 from tests.passes.plan.cheapest import choose
 from tests.passes.plan.test_optimal import HARDWARE

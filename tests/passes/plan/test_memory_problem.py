@@ -11,8 +11,8 @@ import pytest
 import sbp
 from sbp.passes.plan.budget import Budget
 from sbp.passes.plan.effort import Effort
+from sbp.passes.plan.memory_problem import RoomModel
 from sbp.passes.plan.model import Model
-from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.solve import Solver, solve, solve_within
 from sbp.passes.plan.traffic import OperandCopy
 from sbp.passes.program.trace import trace
