@@ -185,9 +185,8 @@ class _Units:
             change[max(at[i] for i in members) + 1] -= sent
         for i, p in at.items():
             for y in self.k.read[i]:
-                last = max((at[r] for r in y.readers if r in at), default=p)
                 over = y.readers[i] and any(t.bytes == y.bytes for t in self.k.made[i])
-                if over and y.maker in at and last == p:
+                if over and y.maker in at and all(at.get(r, p) <= p for r in y.readers):
                     change[at[y.maker] + 1] += y.bytes
                     change[p + 1] -= y.bytes
         return list(itertools.accumulate(change))

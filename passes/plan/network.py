@@ -61,14 +61,14 @@ class CostNetwork:
     edges: tuple[tuple[int, int, Table], ...]
 
     def __post_init__(self) -> None:
-        checked: set[int] = set()
+        distinct = dict[int, tuple[str, Table]]()
         for node, theta in enumerate(self.unary):
             if theta.ndim != 1 or theta.size == 0:
                 raise ValueError(
                     f"cost network: node {node} has costs of shape {theta.shape}; it needs one axis with a "
                     "cost for each of at least one state"
                 )
-            _check_entries(theta, "node", (node,), checked)
+            distinct[id(theta)] = f"node {node}", theta
         sizes = [theta.size for theta in self.unary]
         for i, j, table in self.edges:
             if not (0 <= i < len(sizes) and 0 <= j < len(sizes)):
@@ -78,7 +78,14 @@ class CostNetwork:
                     f"cost network: edge ({i}, {j}) has a table of shape {table.shape}; its nodes have "
                     f"{sizes[i]} and {sizes[j]} states, so it must be {(sizes[i], sizes[j])}"
                 )
-            _check_entries(table, "edge", (i, j), checked)
+            if id(table) not in distinct:
+                distinct[id(table)] = f"edge {i}, {j}", table
+        for at, table in distinct.values():
+            if not table.min() > -np.inf:  # also true for NaN, which min() passes on
+                raise ValueError(
+                    f"cost network: {at} has a NaN or negative infinite cost; give finite costs, or inf to "
+                    "forbid"
+                )
 
     def cost(self, states: Sequence[int]) -> float:
         """Cost of one state per node, summed without rounding between the terms."""
@@ -106,17 +113,6 @@ class Solution:
         if difference <= RELATIVE_NOISE * abs(self.cost):
             return 0.0
         return difference / max(abs(self.cost), math.ulp(0.0))
-
-
-def _check_entries(table: Table, what: str, nodes: Sequence[int], checked: set[int]) -> None:
-    if id(table) in checked:
-        return
-    checked.add(id(table))
-    if not table.min() > -np.inf:  # also true for NaN, which min() passes on
-        raise ValueError(
-            f"cost network: {what} {', '.join(map(str, nodes))} has a NaN or negative infinite cost; give "
-            "finite costs, or inf to forbid"
-        )
 
 
 def least_of(network: CostNetwork) -> float:

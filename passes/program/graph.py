@@ -262,7 +262,7 @@ def used(nodes: Sequence[Node], results: Iterable[Operand]) -> tuple[Node, ...]:
     needed = {x for x in results if not isinstance(x, Const)}
     kept: list[Node] = []
     for node in reversed(nodes):
-        if speaks(node) or needed.intersection(node.outputs):
+        if not needed.isdisjoint(node.outputs) or speaks(node):
             kept.append(node)
             needed.update(x for x in node.inputs if not isinstance(x, Const))
     return tuple(reversed(kept))

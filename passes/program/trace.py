@@ -309,7 +309,8 @@ def _cloned(nodes: Sequence[Node], results: Sequence[Operand], values: list[Valu
                 x = len(values) - 1
             inputs.append(x)
         bodies = tuple(replace(b, nodes=tuple(_cloned(b.nodes, b.outputs, values))) for b in node.bodies)
-        out.append(replace(node, inputs=tuple(inputs), bodies=bodies))
+        same = not bodies and tuple(inputs) == node.inputs
+        out.append(node if same else replace(node, inputs=tuple(inputs), bodies=bodies))
     return out
 
 

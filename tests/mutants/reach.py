@@ -1,4 +1,4 @@
-"""A pytest plugin (Python 3.12): which tests run the lines that patches change, and those that make messages.
+"""A pytest plugin (Python 3.12): which tests run the lines of planted faults, and those that make messages.
 
 `pytest -n 2 -p tests.mutants.reach` writes out/reach/WORKER.json: FILE:LINE -> names of tests. A line that
 runs in another process, or once for all tests and is then remembered, is seen where it runs first or not at
@@ -8,27 +8,16 @@ all.
 import ast
 import json
 import os
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from types import CodeType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-HUNK = re.compile(r"^@@ -(\d+)", re.MULTILINE)
+from tests.mutants.faults import ROOT, faults
+
 MAKERS = ("Problem", "problem")
-FILE = re.compile(r"^--- a/(.+)$", re.MULTILINE)
-
-
-def line_of(patch: str) -> tuple[str, int]:
-    """The file and line that a patch with one edit changes."""
-    file, hunk = FILE.search(patch), HUNK.search(patch)
-    assert file and hunk
-    before = patch[hunk.end() :].split("\n")[1:]
-    return file[1], int(hunk[1]) + next(i for i, line in enumerate(before) if line.startswith("-"))
 
 
 def messages() -> Iterator[tuple[str, int]]:
@@ -40,8 +29,9 @@ def messages() -> Iterator[tuple[str, int]]:
                     yield path.relative_to(ROOT).as_posix(), node.lineno
 
 
-PATCHES = {path.stem: line_of(path.read_text()) for path in sorted(Path(__file__).parent.glob("*.patch"))}
-WATCHED = {(str(ROOT / file), line): f"{file}:{line}" for file, line in (*PATCHES.values(), *messages())}
+FAULTS = [*faults()]
+PLACES = {*((fault.file, fault.line) for fault in FAULTS), *messages()}
+WATCHED = {(str(ROOT / file), line): f"{file}:{line}" for file, line in PLACES}
 FILES = {file for file, _ in WATCHED}
 reached: dict[str, set[str]] = defaultdict(set)
 now = ""

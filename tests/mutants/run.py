@@ -15,7 +15,8 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from tests.mutants.reach import PATCHES, ROOT
+from tests.mutants.faults import ROOT, Fault
+from tests.mutants.reach import FAULTS
 
 MOST_SECONDS = 900  # of one fault: a program that hangs is found, too
 
@@ -35,17 +36,19 @@ def reaching(tree: Path, *arguments: str) -> dict[str, list[str]]:
     return found
 
 
-def first_failure(tree: Path, patch: str, names: list[str]) -> str:
+def first_failure(tree: Path, fault: Fault, names: list[str]) -> str:
     """The test that finds the fault, or nothing."""
     asked = tree / "out" / "names.txt"
     asked.write_text("\n".join(names))
-    subprocess.run(["git", "apply", f"tests/mutants/{patch}.patch"], cwd=tree, check=True)
+    path = tree / fault.file
+    before = path.read_text(encoding="utf-8")
+    path.write_text(fault.after, encoding="utf-8")
     try:
         done = pytest_in(tree, "-x", f"@{asked}", seconds=MOST_SECONDS)
     except subprocess.TimeoutExpired:
         return "(it hangs)"
     finally:
-        subprocess.run(["git", "apply", "-R", f"tests/mutants/{patch}.patch"], cwd=tree, check=True)
+        path.write_text(before, encoding="utf-8")
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
     return failed[1] if failed else "" if done.returncode == 0 else f"(exit {done.returncode})"
 
@@ -65,11 +68,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         tree = copy_to(folder)
         names = reaching(tree, *suite)
-        for patch, (file, line) in PATCHES.items():
-            began, reach = time.perf_counter(), names[f"{file}:{line}"]
-            found = first_failure(tree, patch, reach) if reach else ""
+        for fault in FAULTS:
+            began, reach = time.perf_counter(), names[f"{fault.file}:{fault.line}"]
+            found = first_failure(tree, fault, reach) if reach else ""
             taken = f"{len(reach):5} tests {time.perf_counter() - began:6.0f} s"
-            print(f"{patch:50} {taken}  {found or 'NOT FOUND'}", flush=True)
+            print(f"{fault.name:50} {taken}  {found or 'NOT FOUND'}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
-"""Plants small faults in the library, by a seed: `python -m tests.mutants.make` writes one patch per fault.
+"""Small faults in the library as it is, drawn by a seed.
 
 A fault is one edit of one expression: another operator, a bound off by one, another sign, a check that never
 raises. The default suite is measured by how many of them it finds; `python -m tests.mutants.run` says so.
 """
 
 import ast
-import difflib
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-HERE = Path(__file__).parent
 SEED = 36
 PER_FOLDER = 2
 FOLDERS = (
@@ -21,6 +20,8 @@ FOLDERS = (
         "passes/boxing",
         "passes/plan",
         "passes/physical",
+        "passes/search",
+        "passes/replan",
         "passes/schedule",
         "passes/pipeline",
     ),
@@ -29,6 +30,17 @@ FOLDERS = (
 COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
 ARITHMETIC = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.FloorDiv: "*", ast.Div: "*"}
 KINDS = ("comparison", "arithmetic", "bound", "sign", "check")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One edit: of which file, at which line, and the file's text with it."""
+
+    name: str
+    file: str
+    line: int
+    after: str
+
 
 Site = tuple[ast.expr, str]  # what is replaced, and by which text
 
@@ -92,8 +104,8 @@ def plant(source: str, site: Site) -> str:
     return "".join(lines)
 
 
-def patches() -> Iterator[tuple[str, str]]:
-    """(name, patch) of each fault: the modules of a folder by lot, the kinds in turn."""
+def faults() -> Iterator[Fault]:
+    """The modules of a folder by lot, the kinds of faults in turn."""
     chance = random.Random(SEED)
     turn = 0
     for folder in FOLDERS:
@@ -108,19 +120,9 @@ def patches() -> Iterator[tuple[str, str]]:
             kind = next((k for k in kinds if found[k]), None)
             if kind is None:
                 continue
-            name = path.relative_to(ROOT).as_posix()
-            after = plant(source, chance.choice(found[kind]))
+            site = chance.choice(found[kind])
+            after = plant(source, site)
             ast.parse(after)
-            lines = (source.splitlines(keepends=True), after.splitlines(keepends=True))
-            yield (
-                f"{folder.replace('/', '_')}_{path.stem}_{kind}.patch",
-                "".join(difflib.unified_diff(*lines, f"a/{name}", f"b/{name}")),
-            )
+            file = path.relative_to(ROOT).as_posix()
+            yield Fault(f"{file}:{site[0].lineno} {kind}", file, site[0].lineno, after)
             planted, turn = planted + 1, turn + 1
-
-
-if __name__ == "__main__":
-    for old in HERE.glob("*.patch"):
-        old.unlink()
-    for name, patch in patches():
-        (HERE / name).write_text(patch, encoding="utf-8")
