@@ -33,6 +33,8 @@ class Shapes:
         >>> def of(*shapes): return Shapes(("x", "y"), tuple((s, np.dtype("float32"), False) for s in shapes))
         >>> of((13, 64), (2,)).since(of((16, 64), (2,)))
         'x is float32[13, 64], was float32[16, 64]'
+        >>> of((13, 64), (3,)).since(of((16, 64), (2,)))
+        'x is float32[13, 64], was float32[16, 64]; y is float32[3], was float32[2]'
         """
         if self.paths != before.paths:
             return f"{len(self.paths)} arrays in another tree, were {len(before.paths)}"

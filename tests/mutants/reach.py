@@ -45,7 +45,7 @@ def enter(code: CodeType, _offset: int) -> object:
 
 def see(code: CodeType, line: int) -> object:
     place = WATCHED.get((os.path.realpath(code.co_filename), line))
-    if place:
+    if place and now:
         reached[place].add(now)
     return sys.monitoring.DISABLE
 
@@ -56,6 +56,15 @@ def pytest_configure() -> None:
     monitor.register_callback(monitor.COVERAGE_ID, monitor.events.PY_START, enter)
     monitor.register_callback(monitor.COVERAGE_ID, monitor.events.LINE, see)
     monitor.set_events(monitor.COVERAGE_ID, monitor.events.PY_START)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[pytest.CollectReport]:
+    """What a module of tests runs as it is loaded is run by all of its tests."""
+    global now
+    now = collector.nodeid if isinstance(collector, pytest.Module) else ""
+    sys.monitoring.restart_events()
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import sbp
-from sbp.__main__ import main
+from sbp.__main__ import _make_devices, main
 from tests.terminals import terminal
 
 FILE = Path(__file__).resolve().parents[1] / "golden" / "two_layers.py"
@@ -304,3 +304,15 @@ def test_a_launch_says_what_is_wrong_with_its_restarts(capsys: pytest.CaptureFix
     said = capsys.readouterr().err
     assert "--restarts -1, --min-processes 2 of 2" in said
     assert "processes from 1 to 2" in said
+
+
+def test_verify_makes_as_many_devices_as_the_placement_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, int]] = []
+    monkeypatch.setattr("sbp.compat.untyped.set_jax", lambda name, count: made.append((name, count)))
+    for placement in (
+        sbp.placement("cpu", shape=(2, 4)),
+        sbp.placement("cpu", [2, 5]),
+        sbp.placement("h100", shape=(4,)),
+    ):
+        _make_devices(placement)
+    assert made == [("jax_num_cpu_devices", 8), ("jax_num_cpu_devices", 6)]
