@@ -26,7 +26,7 @@ import sbp
 from benchmarks import large, nets
 from benchmarks.cases import Case
 from models import classifier
-from sbp.errors import SbpError
+from sbp.errors import MemoryLimitError
 from sbp.passes.plan import constants, solve
 from sbp.passes.plan.candidates import Strategy
 from sbp.passes.plan.effort import WorkCount
@@ -69,7 +69,7 @@ def _as_found(space: limited_space.LimitedSpace, search: Any, fitted: Any, _: An
 
 PARTS: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
     "folded networks": ((constants, "ALIKE_PART", 0.0),),
-    "parallelisms by name": ((search, "seeds_for", lambda *_: ()),),
+    "parallelisms by name": ((search, "seeds_for", lambda *_, **__: ()),),
     "parallelisms of the cheapest plan left out": ((pool.Space, "allows_cheapest", _nothing),),
     "signatures that reduce first": ((Strategy, "partial_results", 0),),
     "what is exposed": ((explore.Explorer, "go_on", lambda _, chain: setattr(chain, "is_over", True)),),
@@ -154,7 +154,7 @@ def planned(name: str, shape: Sequence[int], limit: float, effort: float = 1.0) 
         return run(one)
 
     found = math.inf, math.nan, math.nan
-    with replaced([(search.Search, "run", counted)]), contextlib.suppress(SbpError):
+    with replaced([(search.Search, "run", counted)]), contextlib.suppress(MemoryLimitError):
         plan = program.plan(*args)
         found = plan.step_seconds, plan.memory_bytes, plan.cheapest_gap
     return Row(*found, time.process_time() - began, sum(x.seconds for x in counts))
