@@ -63,7 +63,7 @@ OURS = {"fsdp": "zero"}
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class XlaExecutable:
     """What XLA made of one step; see the module."""
 
     wire_bytes: float
@@ -74,13 +74,13 @@ class Compiled:
         return f"{self.wire_bytes / 1e6:.2f} MB, {self.collectives}, {self.peak_bytes / 1e6:.1f} MB"
 
 
-def of(exe: Any) -> Compiled:
+def of(exe: Any) -> XlaExecutable:
     """What an executable is."""
     found = list(each_collective(parse(text_of(exe))))
     memory = exe.memory_analysis()
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes + results
-    return Compiled(read_compiled(exe).wire_bytes, len(found), peak)
+    return XlaExecutable(read_compiled(exe).wire_bytes, len(found), peak)
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def ported(row: Row, best: bool, limit_bytes: float | None = None) -> Any:
     return lowered.compile()
 
 
-def columns(row: Row) -> dict[str, Compiled]:
+def columns(row: Row) -> dict[str, XlaExecutable]:
     """All columns of a row."""
     found = {name: of(exe) for name, exe in peers(row)}
     program = sbp.compile(row.step(), row.placement, in_sbp=row.in_sbp(), donate_argnums=(0, 1))
@@ -268,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     jax.config.update("jax_num_cpu_devices", 8)
     print(f"| layout, micro-batches | {' | '.join(COLUMNS)} |\n|{'---|' * (1 + len(COLUMNS))}")
-    found: dict[str, dict[str, Compiled]] = {}
+    found: dict[str, dict[str, XlaExecutable]] = {}
     steps: dict[str, dict[str, float]] = {}
     sizes = SMALL if options.small else SIZES
     for row in rows_of(options.rows, options.microbatches, options.kind, sizes):

@@ -23,7 +23,7 @@ import numpy as np
 if __name__ == "__main__":  # as a script, Python looks for modules beside it, not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from sbp.passes.plan.budget import Budget, Fitted, Load
+from sbp.passes.plan.budget import Budget, BudgetSolution, Load
 from sbp.passes.plan.effort import until_over
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.plan.solve import solve_within
@@ -71,7 +71,7 @@ def exact_cost(data: Any, states: Sequence[int]) -> int:
     return int(total)
 
 
-def solved(path: Path, seconds: float) -> tuple[dict[str, Any], Fitted]:
+def solved(path: Path, seconds: float) -> tuple[dict[str, Any], BudgetSolution]:
     """What is written down for a file, after at most so many seconds, reading included."""
     began = time.monotonic()
     data = read(path)

@@ -47,7 +47,7 @@ from sbp.passes.plan.record import ChoiceRecord
 from sbp.passes.program.duplicates import without_duplicates, without_inverse_views
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.hoist import hoist_casts, hoist_narrowing
-from sbp.passes.program.trace import Traced
+from sbp.passes.program.trace import TracedProgram
 from sbp.passes.recall import Recall
 from sbp.passes.request import Peers, Request, StagesRequest
 from sbp.passes.rows.lookups import check_wire, mark_lookups
@@ -64,7 +64,7 @@ class Logical:
     """What is asked, and the logical graph."""
 
     request: Request
-    traced: Traced
+    traced: TracedProgram
     boxings: Boxings
 
     @property
@@ -261,7 +261,7 @@ PLACEMENT: Chain[Logical, PlanData] = (
 )
 
 
-def compile_plan(traced: Traced, request: Request) -> Plan:
+def compile_plan(traced: TracedProgram, request: Request) -> Plan:
     """The plan of a program of one placement.
 
     Arguments:
@@ -294,7 +294,7 @@ class Whole:
     """What is asked, and the logical graph of the whole program; `graph` is what passes have made of it."""
 
     request: StagesRequest
-    traced: Traced
+    traced: TracedProgram
     graph: Graph
 
 
@@ -385,7 +385,7 @@ STAGES: Chain[Whole, Staged] = (
 )
 
 
-def compile_stages(traced: Traced, request: StagesRequest) -> Staged:
+def compile_stages(traced: TracedProgram, request: StagesRequest) -> Staged:
     """The plans, the schedule and the pieces of a program with stages.
 
     Raises:

@@ -9,7 +9,7 @@ from sbp.communication.protocol import Communication
 from sbp.passes.boxing.moves import itemsize, wire_bytes
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.reasons import Reasons
-from sbp.passes.physical.evaluate import Evaluator, Executed, executed
+from sbp.passes.physical.evaluate import Evaluator, Execution, executed
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step
 from sbp.passes.physical.step_schedule import ScheduledStep, trips_of
 from sbp.passes.plan.cost import communication_seconds
@@ -102,7 +102,7 @@ def named(physical: Physical, reasons: Reasons) -> Physical:
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
+class InnerCollective:
     """A collective inside an op.
 
     Arguments:
@@ -114,15 +114,15 @@ class Inside:
     position: int
 
 
-def communicating(physical: Physical) -> list[tuple[Box | Inside, Executed]]:
+def communicating(physical: Physical) -> list[tuple[Box | InnerCollective, Execution]]:
     """One per `Plan.collectives`: the moves and the ops that send something, and how often each is run."""
-    first: dict[int, tuple[Box | Inside, Executed]] = {}
+    first: dict[int, tuple[Box | InnerCollective, Execution]] = {}
     for row, what, how in rows_of(physical):
         first.setdefault(row, (what, how))
     return list(first.values())
 
 
-def rows_of(physical: Physical) -> Iterator[tuple[int, Box | Inside, Executed]]:
+def rows_of(physical: Physical) -> Iterator[tuple[int, Box | InnerCollective, Execution]]:
     """What sends something: its position in `Plan.collectives`, the move or the op, and how often it is run.
 
     Moves over groups of one device and of empty tensors send nothing. Several ops may ask
@@ -144,7 +144,7 @@ def rows_of(physical: Physical) -> Iterator[tuple[int, Box | Inside, Executed]]:
                 same = *version, t.axes, t.sent, how.times
                 if t.sent is None or same not in asked:
                     asked[same] = next(fresh)
-                yield asked[same], Inside(step, t, k), how
+                yield asked[same], InnerCollective(step, t, k), how
 
 
 def _messages(takes: Evaluator) -> Iterator[Sequence[Step]]:
@@ -164,7 +164,7 @@ def _sends(box: Box, physical: Physical) -> bool:
 
 
 def _moved(
-    name: str, box: Box, how: Executed, takes: Evaluator, reasons: Reasons, step: ScheduledStep
+    name: str, box: Box, how: Execution, takes: Evaluator, reasons: Reasons, step: ScheduledStep
 ) -> Collective:
     placement, move = takes.physical.placement, box.move
     shape, dtype = takes.physical.sent(box)
@@ -188,7 +188,12 @@ def _moved(
 
 
 def _inside(
-    name: str, inside: Inside, how: Executed, takes: Evaluator, reasons: Reasons, step: ScheduledStep
+    name: str,
+    inside: InnerCollective,
+    how: Execution,
+    takes: Evaluator,
+    reasons: Reasons,
+    step: ScheduledStep,
 ) -> Collective:
     op, communication, placement = inside.step, inside.communication, takes.physical.placement
     x, nd = op.node.inputs[communication.operand], op.strategy.operands[communication.operand]

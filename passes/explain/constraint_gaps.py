@@ -20,7 +20,7 @@ from sbp.passes.explain.choices import changes
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.explain.plan_figures import figures_of
 from sbp.passes.physical.program import Box, Compute, Physical, Step, reads, writes
-from sbp.passes.plan.constraints import Ignored
+from sbp.passes.plan.constraints import IgnoredConstraint
 from sbp.passes.plan.cost import local_bytes
 from sbp.passes.program.graph import Source
 from sbp.signature import B, Partial
@@ -164,21 +164,23 @@ SECONDS = 20.0
 
 
 def cost_notes(
-    ignored: Sequence[Ignored], plan: PlanData, planned: Callable[[Callable[[Source], bool]], PlanData]
+    ignored: Sequence[IgnoredConstraint],
+    plan: PlanData,
+    planned: Callable[[Callable[[Source], bool]], PlanData],
 ) -> list[str]:
     """A remark for each line whose constraints a plan leaves out: what it would take to follow them.
 
     Arguments:
       planned: makes the plan that follows the constraints of some lines.
     """
-    lines: dict[Source, list[Ignored]] = {}
+    lines: dict[Source, list[IgnoredConstraint]] = {}
     for i in ignored:
         lines.setdefault(i.source, []).append(i)
     return list(_each(list(lines.items()), plan, planned))
 
 
 def _each(
-    lines: Sequence[tuple[Source, Sequence[Ignored]]],
+    lines: Sequence[tuple[Source, Sequence[IgnoredConstraint]]],
     plan: PlanData,
     planned: Callable[[Callable[[Source], bool]], PlanData],
 ) -> Iterator[str]:

@@ -23,7 +23,7 @@ from sbp.passes.plan.clusters import op_count
 from sbp.passes.plan.cost import local_bytes
 from sbp.passes.plan.model import ChosenSignatures
 from sbp.passes.program.graph import Const, Graph, Node, Operand
-from sbp.passes.program.trace import Traced
+from sbp.passes.program.trace import TracedProgram
 from sbp.placement import Placement
 from sbp.signature import AUTO_SPLIT, B, NdSbp, P, Split, format_sbp, splits_of
 from sbp.text.units import bytes_text, seconds_text
@@ -33,7 +33,7 @@ MOST_NAMED = 4
 
 
 def uneven_notes(
-    in_sbp: Sequence[NdSbp | None], out_sbp: Sequence[NdSbp | None], traced: Traced, takes: Evaluator
+    in_sbp: Sequence[NdSbp | None], out_sbp: Sequence[NdSbp | None], traced: TracedProgram, takes: Evaluator
 ) -> list[str]:
     """A remark for each pinned tensor that JAX cannot hold split: what that costs, what would avoid it."""
     graph, placement = traced.graph, takes.physical.placement

@@ -7,7 +7,7 @@ from dataclasses import replace
 from sbp.annotation import annotate_p
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain.choices import PlanFigures, SentAt
-from sbp.passes.explain.collectives import Inside, communicating, row_name
+from sbp.passes.explain.collectives import InnerCollective, communicating, row_name
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.reasons import Reasons
 from sbp.passes.explain.targets import Target
@@ -85,7 +85,7 @@ def sent_at(takes: Evaluator) -> tuple[SentAt, ...]:
     return tuple(SentAt(*key, seconds) for key, seconds in found.items())
 
 
-def moves_of(physical: Physical, c: Collective) -> list[Box | Inside]:
+def moves_of(physical: Physical, c: Collective) -> list[Box | InnerCollective]:
     """What a row of a plan stands for: the moves, or what ops send."""
     whats = {row_name(i): what for i, (what, _) in enumerate(communicating(physical))}
     return [whats[name] for name in c.name.split("+") if name in whats]

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
-from sbp.passes.explain.collectives import Inside, communicating
+from sbp.passes.explain.collectives import InnerCollective, communicating
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.words import kind_text, over_text, tensor_text
 from sbp.passes.physical.evaluate import executed
@@ -143,7 +143,7 @@ def _one(plan: PlanData, index: int, what_if: Alternatives | None) -> list[str]:
         return [*lines, "  (a plan from a file knows no alternatives)"]
     steps = [(e.step, e.assumed) for e in executed(what_if.physical.steps) if isinstance(e.step, Compute)]
     box, how = communicating(what_if.physical)[index]
-    if isinstance(box, Inside):
+    if isinstance(box, InnerCollective):
         return [*lines, *_alternatives("needs", box.step, how.assumed, what_if)]
     beside = [("makes", *s) for s in steps if box.value in s[0].node.outputs]
     beside += [("takes", *s) for s in steps if s[0].node.id == box.user]

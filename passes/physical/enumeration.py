@@ -17,7 +17,7 @@ from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.recompute import with_copies
 from sbp.passes.plan import constants
 from sbp.passes.plan.candidates import Candidates
-from sbp.passes.plan.clusters import Recomputed
+from sbp.passes.plan.clusters import RecomputedValue
 from sbp.passes.plan.flat_network import all_costs
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model, boxing_of
 from sbp.passes.plan.recompute import RecomputingModel
@@ -27,7 +27,7 @@ ALL_BYTES = 1.0
 """A limit under which nothing is small."""
 
 
-class Weighed(NamedTuple):
+class WeighedPlan(NamedTuple):
     """What a plan takes and needs, and whether that keeps the limit."""
 
     seconds: float
@@ -38,7 +38,7 @@ def cheapest_by_trying(
     candidates: Candidates,
     asked: Boundary,
     boxings: Boxings,
-    weigh: Callable[[ChosenSignatures], Weighed],
+    weigh: Callable[[ChosenSignatures], WeighedPlan],
     below_seconds: float,
     bound: float,
     *,
@@ -85,11 +85,11 @@ def cheapest_by_trying(
     return None if best is None else replace(best, bound=min(bound, best.seconds))
 
 
-def ways_again(candidates: Candidates, asked: Boundary, boxings: Boxings) -> list[dict[int, Recomputed]]:
+def ways_again(candidates: Candidates, asked: Boundary, boxings: Boxings) -> list[dict[int, RecomputedValue]]:
     """Every way to run ops again, with nothing kept of what is wanted later; too many are none."""
     model = RecomputingModel(candidates, asked, boxings, ALL_BYTES)
     model.build_indexed()
-    own = [[None, *(Recomputed(s, x.users) for s in model.silent(x.made))] for x in model.later.values()]
+    own = [[None, *(RecomputedValue(s, x.users) for s in model.silent(x.made))] for x in model.later.values()]
     if not 1 < math.prod(map(len, own)) <= constants.RECOMPUTATIONS:
         return []
     ways = (

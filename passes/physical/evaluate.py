@@ -25,8 +25,8 @@ from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Ve
 from sbp.passes.physical.sections import Sections, sections_of
 from sbp.passes.physical.step_schedule import (
     MOVE,
-    Noted,
     ScheduledStep,
+    ScheduleTimes,
     SentId,
     loop_step,
     noted,
@@ -51,7 +51,7 @@ HOLES = 0.03
 layers, 8 % for convolutional nets, as their buffer assignments show; this is the middle of them."""
 
 
-class Executed(NamedTuple):
+class Execution(NamedTuple):
     """A step of a program, bodies included.
 
     Arguments:
@@ -227,7 +227,7 @@ class Evaluator:
         return self._peak.course
 
     @cached_property
-    def timeline(self) -> tuple[BodyOrder, Noted] | None:
+    def timeline(self) -> tuple[BodyOrder, ScheduleTimes] | None:
         """When what runs in a step, a loop as one kernel; None where nothing runs beside anything."""
         return noted(self.whole, self) if self.hides else None
 
@@ -344,10 +344,10 @@ def donations(physical: Physical, donated: Iterable[int]) -> dict[Version, Versi
     return pairs
 
 
-def executed(steps: Iterable[Step], times: int = 1, assumed: int = 1) -> Iterator[Executed]:
+def executed(steps: Iterable[Step], times: int = 1, assumed: int = 1) -> Iterator[Execution]:
     """Every step, bodies included, with how often it runs."""
     for step in steps:
-        yield Executed(step, times, assumed)
+        yield Execution(step, times, assumed)
         if isinstance(step, Border):
             inner = times * trips(step.node), assumed * assumed_trips(step.node)
             for body in step.bodies:

@@ -25,7 +25,7 @@ WHOLE = (B,)
 
 
 @dataclass(frozen=True)
-class Merged:
+class KernelMerges:
     """What merging ops into kernels makes of a graph.
 
     Arguments:
@@ -42,11 +42,11 @@ class Merged:
     times: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
-def merge_ops(graph: Graph) -> Merged:
+def merge_ops(graph: Graph) -> KernelMerges:
     """Which values of a graph go through memory, and when."""
     found = _Found(Physical(graph, placement("cpu", shape=(1,)), (), (), ()))
     found.add(graph.nodes, graph.outputs, 0, frozenset(graph.inputs))
-    return Merged(found.traffic, tuple(found.lives), tuple(found.operand_copies), found.at)
+    return KernelMerges(found.traffic, tuple(found.lives), tuple(found.operand_copies), found.at)
 
 
 @dataclass

@@ -44,7 +44,7 @@ class HidingArrays(NamedTuple):
     order: Integers
 
 
-class Behind(NamedTuple):
+class WalkState(NamedTuple):
     """What is known of each op on the way.
 
     Arguments:
@@ -64,11 +64,13 @@ class Behind(NamedTuple):
 
 
 @compiled
-def behind(ops: HidingArrays) -> Behind:
+def behind(ops: HidingArrays) -> WalkState:
     """What is known at the end."""
     n = ops.seconds.size
     before, chain, since = np.zeros(n), np.zeros(n), np.zeros(n)
-    found = Behind(before, chain, np.zeros(n, np.bool_), np.zeros(n, np.int64), np.zeros(n, np.int64), since)
+    found = WalkState(
+        before, chain, np.zeros(n, np.bool_), np.zeros(n, np.int64), np.zeros(n, np.int64), since
+    )
     for at in range(n):
         i = ops.order[at]
         found.rank[i] = at
@@ -81,7 +83,7 @@ def behind(ops: HidingArrays) -> Behind:
 
 
 @compiled
-def last_wait(x: Behind, waits: Integers) -> int:
+def last_wait(x: WalkState, waits: Integers) -> int:
     """The place among some collectives of the one that ends the longest chain."""
     place = 0
     for at in range(1, waits.size):
@@ -92,7 +94,7 @@ def last_wait(x: Behind, waits: Integers) -> int:
 
 
 @compiled
-def freed(ops: HidingArrays, x: Behind, i: int) -> int:
+def freed(ops: HidingArrays, x: WalkState, i: int) -> int:
     """How many tensors nobody needs before op i."""
     found = int(ops.arguments[i])
     for m in ops.makers[ops.first[i] : ops.first[i + 1]]:
@@ -102,7 +104,7 @@ def freed(ops: HidingArrays, x: Behind, i: int) -> int:
 
 @compiled
 def next_now(
-    ops: HidingArrays, x: Behind, kernels: Integers, time: float, left: float, in_flight: bool
+    ops: HidingArrays, x: WalkState, kernels: Integers, time: float, left: float, in_flight: bool
 ) -> int:
     """The place among some kernels of the one that runs next; `NONE` if none may run yet.
 
@@ -136,7 +138,7 @@ def next_now(
 
 
 @compiled
-def next_soon(ops: HidingArrays, x: Behind, kernels: Integers, in_flight: bool) -> int:
+def next_soon(ops: HidingArrays, x: WalkState, kernels: Integers, in_flight: bool) -> int:
     """The place among some kernels of the one that may run first; `NONE` if none may."""
     place = NONE
     for at in range(kernels.size):
@@ -158,7 +160,7 @@ def next_soon(ops: HidingArrays, x: Behind, kernels: Integers, in_flight: bool) 
 
 
 @compiled
-def begins_first(x: Behind, kernels: Integers, flight: int) -> bool:
+def begins_first(x: WalkState, kernels: Integers, flight: int) -> bool:
     """Whether a collective that is hidden begins before any of some kernels."""
     longest = 0.0
     for i in kernels:

@@ -19,7 +19,7 @@ from sbp.signature import Split
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
+class TurnedTensor:
     """A tensor that is turned over, and what is made of it.
 
     Arguments:
@@ -32,7 +32,7 @@ class Turned:
     results: tuple[Buffer, ...]
 
 
-def turned(k: Kernels, sizes: ShardSizes, taken: Collection[Buffer]) -> Iterator[Turned]:
+def turned(k: Kernels, sizes: ShardSizes, taken: Collection[Buffer]) -> Iterator[TurnedTensor]:
     """Every tensor that is turned over and updates arguments, or is a result of the program itself.
 
     Arguments:
@@ -47,7 +47,7 @@ def turned(k: Kernels, sizes: ShardSizes, taken: Collection[Buffer]) -> Iterator
             updates.setdefault(origin, []).append(t)
     for origin, t in found.items():
         if origin in updates or t in taken:
-            yield Turned(t, tuple(updates.get(origin, ())))
+            yield TurnedTensor(t, tuple(updates.get(origin, ())))
 
 
 def _origins(k: Kernels, sizes: ShardSizes) -> list[tuple[Buffer, Version]]:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 
 from sbp.passes.physical.fusion import PRODUCTS, Fusing, KernelOp, Seconds, ShardSizes
 from sbp.passes.physical.kernels import Buffer, Kernels, is_row_by_row, kernels
-from sbp.passes.physical.layouts import Copy, Turned, copies, places, turned
+from sbp.passes.physical.layouts import Copy, TurnedTensor, copies, places, turned
 from sbp.passes.physical.order import BodyOrder, Turns, WholeProgram, turns
 from sbp.passes.physical.program import Border, Box, Physical, Step, Version
 from sbp.passes.physical.schedule_nodes import sent_together
@@ -155,7 +155,7 @@ class Laid:
     """
 
     taken: Mapping[Buffer, Buffer]
-    turned: Sequence[Turned]
+    turned: Sequence[TurnedTensor]
     copies: Sequence[Copy]
     together: Sequence[tuple[int, ...]]
     order: BodyOrder | None = None
@@ -273,7 +273,9 @@ def _summed(k: Kernels, t: Buffer, elsewhere: Collection[Buffer]) -> Buffer | No
     return parts[0] if alone and parts[0] not in elsewhere else None
 
 
-def _turn_over(k: Kernels, x: Turned, turn: Turns, sweep: Sweep, taken: Mapping[Buffer, Buffer]) -> None:
+def _turn_over(
+    k: Kernels, x: TurnedTensor, turn: Turns, sweep: Sweep, taken: Mapping[Buffer, Buffer]
+) -> None:
     """Adds what is written apart: results that cannot take the spaces of operands, which are copied there
     when all else is done, and a turned tensor that is a result itself."""
     at = min((turn.born[t.maker] for t in x.results), default=turn.born[x.tensor.maker])

@@ -27,7 +27,7 @@ from sbp.passes.physical.schedule_nodes import (
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedReductions:
     """All-reduces that are sent as one, in a space of their own.
 
     Arguments:
@@ -56,7 +56,7 @@ class Turns:
 
     born: Sequence[int]
     read: Sequence[int]
-    packed: Sequence[Packed] = ()
+    packed: Sequence[PackedReductions] = ()
     found: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -152,7 +152,7 @@ def turns(
         if node.pool >= 0:
             found[node.pool] = at
     packed = [
-        Packed(members, read[members[0]], max(born[i] for i in members))
+        PackedReductions(members, read[members[0]], max(born[i] for i in members))
         for members in together
         if is_packed(k, members)
     ]

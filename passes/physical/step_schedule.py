@@ -126,7 +126,7 @@ def _copied_bytes(k: Kernels, sizes: ShardSizes, taken: Collection[Buffer]) -> I
 
 
 @dataclass(frozen=True)
-class Noted:
+class ScheduleTimes:
     """The times of a schedule.
 
     Arguments:
@@ -139,9 +139,9 @@ class Noted:
     spans: list[tuple[int, float, float, bool]] = field(default_factory=list)
 
 
-def noted(whole: WholeProgram, costs: Costs) -> tuple[BodyOrder, Noted]:
+def noted(whole: WholeProgram, costs: Costs) -> tuple[BodyOrder, ScheduleTimes]:
     """When what runs in a step of a program; nodes are those of the order."""
-    run = _Run(whole.k, _order(whole, costs), costs, noted=Noted())
+    run = _Run(whole.k, _order(whole, costs), costs, noted=ScheduleTimes())
     run.seconds()
     assert run.noted is not None
     return run.order, run.noted
@@ -183,9 +183,9 @@ class Trip:
         inside = () if found else zip(self.k.ops, kernels_that_compute(self.k), strict=True)
         return found or [op.step for op, at in inside if op.step is not None and not at.isdisjoint(members)]
 
-    def noted(self, costs: Costs) -> Noted:
+    def noted(self, costs: Costs) -> ScheduleTimes:
         """When what runs in it, where it is neither the first nor the last."""
-        run = _Run(self.k, self.order, costs, noted=Noted())
+        run = _Run(self.k, self.order, costs, noted=ScheduleTimes())
         run.seconds()
         assert run.noted is not None
         return run.noted
@@ -244,7 +244,7 @@ class _Run:
     later: frozenset[int] = frozenset()
     exposed: dict[SentId, float] = field(default_factory=dict)
     asked: dict[Hashable, SentId] = field(default_factory=dict)
-    noted: Noted | None = None
+    noted: ScheduleTimes | None = None
 
     def seconds(self, is_first: bool = False) -> float:
         """Until all have ended.

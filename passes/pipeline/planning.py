@@ -28,7 +28,7 @@ from sbp.passes.pipeline.stages import Labels, Stages, physical_of
 from sbp.passes.plan.model import BoundaryCost
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.names import Names
-from sbp.passes.program.trace import Traced
+from sbp.passes.program.trace import TracedProgram
 from sbp.passes.request import Request, StagesRequest, Terms
 from sbp.passes.schedule.actions import Schedule
 from sbp.passes.schedule.memory import Footprint, peaks
@@ -36,12 +36,17 @@ from sbp.passes.schedule.orders import GENERATORS, make
 from sbp.placement import with_types_of
 from sbp.signature import NdSbp, Split
 
-PlanOne: TypeAlias = Callable[[Traced, Request], PlanData]
+PlanOne: TypeAlias = Callable[[TracedProgram, Request], PlanData]
 """How a program of one placement is planned."""
 
 
 def plan_shares(
-    request: StagesRequest, traced: Traced, graph: Graph, where: OpPlacements, order: Order, plan_one: PlanOne
+    request: StagesRequest,
+    traced: TracedProgram,
+    graph: Graph,
+    where: OpPlacements,
+    order: Order,
+    plan_one: PlanOne,
 ) -> Stages:
     """Splits a program by its placements, and plans what each of them computes.
 
@@ -63,7 +68,7 @@ def plan_shares(
 
 @dataclass
 class _Planning:
-    traced: Traced
+    traced: TracedProgram
     graph: Graph
     where: OpPlacements
     splitter: Splitter
@@ -71,7 +76,7 @@ class _Planning:
     plan_one: PlanOne
     pins: dict[tuple[int, int], NdSbp] = field(default_factory=dict)
     outer: dict[tuple[int, int], NdSbp] = field(default_factory=dict)
-    requests: list[tuple[Traced, Request]] = field(default_factory=list)
+    requests: list[tuple[TracedProgram, Request]] = field(default_factory=list)
 
     @cached_property
     def subgraphs(self) -> tuple[Subgraph, ...]:
@@ -158,13 +163,13 @@ class _Planning:
         # A stack goes micro-batch by micro-batch, each as it lies in the loop.
         return BoundaryCost(seconds_per_byte, (0,), True) if stacked else BoundaryCost(seconds_per_byte)
 
-    def sub_traced(self, subgraph: Subgraph) -> Traced:
+    def sub_traced(self, subgraph: Subgraph) -> TracedProgram:
         """A subgraph as a traced function, with names."""
         ins = [self.traced.in_paths[i] for i in subgraph.arguments]
         ins += self.labels.received([*subgraph.received, *subgraph.fed])
         outs = [self.traced.out_paths[i] for i in subgraph.results]
         outs += self.labels.sent([*subgraph.sent, *subgraph.passed])
-        return Traced(subgraph.graph, tuple(ins), None, tuple(outs))
+        return TracedProgram(subgraph.graph, tuple(ins), None, tuple(outs))
 
     def ties(self, subgraph: Subgraph) -> tuple[int | None, ...]:
         """Per result of a subgraph, its argument that it comes back as."""

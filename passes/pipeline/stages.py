@@ -22,7 +22,7 @@ from sbp.passes.pipeline.split import Subgraph
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.names import Names
 from sbp.passes.program.role import Phase
-from sbp.passes.program.trace import Traced
+from sbp.passes.program.trace import TracedProgram
 from sbp.passes.request import Request
 
 
@@ -42,14 +42,14 @@ class Stages:
     """
 
     name: str
-    traced: Traced
+    traced: TracedProgram
     where: OpPlacements
     stages: tuple[int, ...]
     microbatches: int
     subgraphs: tuple[Subgraph, ...]
     plans: tuple[PlanData, ...]
     labels: Labels
-    asked: tuple[tuple[Traced, Request], ...] = field(default=(), compare=False, repr=False)
+    asked: tuple[tuple[TracedProgram, Request], ...] = field(default=(), compare=False, repr=False)
 
     def cuts(self, merged: bool) -> tuple[Cut, ...]:
         """The pieces of every placement; `merged` as of `cut`."""

@@ -24,7 +24,7 @@ from sbp.passes.pipeline.stacks import LayerStacks, shaped, stacks_of
 from sbp.passes.program.control import loop_params
 from sbp.passes.program.edit import Editor
 from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, Source, Value, numbered
-from sbp.passes.program.trace import Traced, prune
+from sbp.passes.program.trace import TracedProgram, prune
 from sbp.signature import Signature, Split
 
 
@@ -43,7 +43,7 @@ class LeafPart:
 
 
 @dataclass(frozen=True)
-class Unstacked:
+class UnstackedScan:
     """A program whose scan over layers was cut.
 
     Arguments:
@@ -51,7 +51,7 @@ class Unstacked:
       layers: the number of layers of each part.
     """
 
-    traced: Traced
+    traced: TracedProgram
     ins: tuple[LeafPart, ...]
     outs: tuple[LeafPart, ...]
     layers: tuple[int, ...]
@@ -63,7 +63,7 @@ def layers_of(graph: Graph) -> int | None:
     return None if found is None else found.layers
 
 
-def unstacked(traced: Traced, layers: Sequence[int]) -> Unstacked:
+def unstacked(traced: TracedProgram, layers: Sequence[int]) -> UnstackedScan:
     """A program with its scan over layers cut into scans of so many layers each.
 
     Arguments:
@@ -84,7 +84,7 @@ class _Writer:
       out: the ops of the graph or body that is being written.
     """
 
-    traced: Traced
+    traced: TracedProgram
     stacks: LayerStacks
     layers: tuple[int, ...]
     parts: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class _Writer:
         ends = [sum(self.layers[:i]) for i in range(len(self.layers) + 1)]
         self.spans = list(pairwise(ends))
 
-    def run(self) -> Unstacked:
+    def run(self) -> UnstackedScan:
         """The program, cut."""
         traced, graph = self.traced, self.traced.graph
         count = len(traced.in_paths)
@@ -114,7 +114,7 @@ class _Writer:
             in_paths=tuple(_path(traced.in_paths[p.leaf], p) for p in ins),
             out_paths=tuple(_path(traced.out_paths[p.leaf], p) for p in outs),
         )
-        return Unstacked(cut, tuple(ins), tuple(outs), self.layers)
+        return UnstackedScan(cut, tuple(ins), tuple(outs), self.layers)
 
     def is_stack(self, x: Operand) -> bool:
         """Whether an operand lies in parts."""

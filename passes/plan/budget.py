@@ -97,7 +97,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class BudgetSolution:
     """The answer under a budget.
 
     Arguments:

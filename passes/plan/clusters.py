@@ -21,7 +21,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class Recomputed:
+class RecomputedValue:
     """A value that is not kept for its later uses: the op that makes it runs again before the first of them.
 
     Arguments:

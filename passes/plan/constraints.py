@@ -14,7 +14,7 @@ from sbp.notation.named_axes import Levels, NamedSignature
 from sbp.passes.plan.candidates import pin_of
 from sbp.passes.program.edit import Editor
 from sbp.passes.program.graph import Graph, Node, Source
-from sbp.passes.program.trace import Traced
+from sbp.passes.program.trace import TracedProgram
 from sbp.placement import Placement
 from sbp.signature import B, NdSbp
 
@@ -22,7 +22,7 @@ MOST_LINES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Ignored:
+class IgnoredConstraint:
     """A constraint that was left out.
 
     Arguments:
@@ -40,7 +40,7 @@ class Ignored:
 
 
 @dataclass(frozen=True, slots=True)
-class Constrained:
+class ConstrainedGraph:
     """A program whose annotations are signatures.
 
     Arguments:
@@ -50,15 +50,15 @@ class Constrained:
       ignored: constraints that were left out because it was asked for.
     """
 
-    traced: Traced
+    traced: TracedProgram
     problems: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
-    ignored: tuple[Ignored, ...] = ()
+    ignored: tuple[IgnoredConstraint, ...] = ()
 
 
 def apply_constraints(
-    traced: Traced, placement: Placement, stage: Placement | None, follow: Callable[[Source], bool]
-) -> Constrained:
+    traced: TracedProgram, placement: Placement, stage: Placement | None, follow: Callable[[Source], bool]
+) -> ConstrainedGraph:
     """The program with every named annotation as a signature on the placement of its op.
 
     Arguments:
@@ -67,11 +67,11 @@ def apply_constraints(
       follow: whether JAX's own words of a line are followed; `sbp.annotate` always is.
     """
     if not any(map(pin_of, traced.graph.walk())):
-        return Constrained(traced)
+        return ConstrainedGraph(traced)
     walk = _Constraints(traced.graph, placement, stage or placement, follow)
     graph = walk.editor.finish(walk.nodes(traced.graph.nodes))
     ignored = tuple(dict.fromkeys(walk.ignored))
-    return Constrained(
+    return ConstrainedGraph(
         replace(traced, graph=graph), tuple(walk.problems), tuple(_notes(walk.silent)), ignored
     )
 
@@ -91,7 +91,7 @@ class _Constraints:
         self.editor = Editor(graph)
         self.problems: list[Problem] = []
         self.silent: list[Node] = []
-        self.ignored: list[Ignored] = []
+        self.ignored: list[IgnoredConstraint] = []
 
     def nodes(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
         out: list[Node] = []
@@ -115,7 +115,7 @@ class _Constraints:
             return node if wide == pin else replace(node, params={**node.params, "pin": wide})
         if pin.named is not None and pin.words != OWN and not self.follow(node.source):
             if not pin.named.says_nothing:
-                self.ignored.append(Ignored(pin.words, node.source, pin.named))
+                self.ignored.append(IgnoredConstraint(pin.words, node.source, pin.named))
             return None
         levels = self.levels(node, pin, pin.named)
         grad = self.levels(node, pin, pin.named_grad)

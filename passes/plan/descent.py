@@ -29,7 +29,7 @@ Colours = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class Folded:
+class FoldedNetwork:
     """A smaller network that stands for a larger one.
 
     Arguments:
@@ -63,7 +63,7 @@ def _classes(network: CostNetwork, kinds: Colours, hops: int) -> tuple[int, ...]
     return numbered(colours)
 
 
-def fold(network: CostNetwork, hops: int, kinds: Colours | None = None) -> Folded:
+def fold(network: CostNetwork, hops: int, kinds: Colours | None = None) -> FoldedNetwork:
     """The network with each class of nodes as one; what the nodes and edges of a class cost is added up.
 
     Arguments:
@@ -94,16 +94,16 @@ def fold(network: CostNetwork, hops: int, kinds: Colours | None = None) -> Folde
         tables[kind] = table
     edges = tuple((i, j, times(tables[kind], n)) for (i, j, kind), n in counts.items())
     unary = tuple(times(network.unary[first[k]], n) for k, n in sorted(members.items()))
-    return Folded(CostNetwork(unary, edges), classes, tuple(kind for _, _, kind in counts))
+    return FoldedNetwork(CostNetwork(unary, edges), classes, tuple(kind for _, _, kind in counts))
 
 
-def fold_if_alike(network: CostNetwork, kinds: Colours | None = None) -> Folded:
+def fold_if_alike(network: CostNetwork, kinds: Colours | None = None) -> FoldedNetwork:
     """The network folded if many of its parts are equal, else as it is."""
     kinds = numbers_of([table for _, _, table in network.edges]) if kinds is None else kinds
     folded = fold(network, constants.ALIKE_HOPS, kinds)
     if len(folded.network.unary) <= constants.ALIKE_PART * len(network.unary):
         return folded
-    return Folded(network, tuple(range(len(network.unary))), tuple(kinds.tolist()))
+    return FoldedNetwork(network, tuple(range(len(network.unary))), tuple(kinds.tolist()))
 
 
 def numbers_of(tables: Sequence[Table]) -> Colours:
@@ -148,7 +148,7 @@ class Descent:
         budget: Budget | None = None,
         charged: Sequence[Table] | None = None,
     ) -> None:
-        whole = Folded(network, tuple(range(len(network.unary))), tuple(kinds.tolist()))
+        whole = FoldedNetwork(network, tuple(range(len(network.unary))), tuple(kinds.tolist()))
         folded = whole if budget else fold_if_alike(network, kinds)
         self.classes, small = folded.classes, folded.network
         self.first = {k: node for node, k in reversed(list(enumerate(self.classes)))}

@@ -148,7 +148,7 @@ NOWHERE: Any = None
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
+class LaterUse:
     """A value for the later uses of another one.
 
     Arguments:
@@ -182,7 +182,7 @@ class Later:
         return self.kept == 3 * self.each
 
 
-class Unwritten:
+class UnwrittenValues:
     """Adds to a model what keeps values that are not written.
 
     Arguments:
@@ -190,7 +190,7 @@ class Unwritten:
       later: the values for later uses.
     """
 
-    def __init__(self, model: RoomModel, later: Mapping[int, Later]) -> None:
+    def __init__(self, model: RoomModel, later: Mapping[int, LaterUse]) -> None:
         self.m, self.later = model, later
         self.arguments = frozenset[Operand](model.graph.inputs)
 
@@ -206,7 +206,7 @@ class Unwritten:
         behind = (self.later[x] for x in node.inputs if not isinstance(x, Const) and x in self.later)
         return any(traffic.reads) or any(x.has_spots for x in behind)
 
-    def charge(self, x: Later, maker: int) -> None:
+    def charge(self, x: LaterUse, maker: int) -> None:
         """Ties how a value is kept to the op that makes it: what is computed later lies as this op makes it,
         and what is computed for what runs again takes what this op does.
 
@@ -225,7 +225,7 @@ class Unwritten:
             self.m.columns[key] = written_down(table), lies, strategies, taken
         self.m.add_edge(x.value, maker, x.variable, self.m.columns[key][0])
 
-    def read_again(self, x: Later, variable: int, wanted: tuple[NdSbp, ...]) -> None:
+    def read_again(self, x: LaterUse, variable: int, wanted: tuple[NdSbp, ...]) -> None:
         """Ties a value to an op that may run again and reads it: then it is not only computed for other uses.
 
         Arguments:
@@ -241,7 +241,7 @@ class Unwritten:
             self.m.columns[key] = written_down(_forbidden(table)), lies, wanted
         self.m.add_edge(x.value, x.variable, variable, self.m.columns[key][0])
 
-    def keep(self, x: Later, copy: int | None) -> None:
+    def keep(self, x: LaterUse, copy: int | None) -> None:
         """Ties how a value is kept to whether its share is boxed, and adds its bytes.
 
         Arguments:
@@ -267,7 +267,7 @@ class Unwritten:
             if not isinstance(operand, Const) and operand in self.later:
                 self.need(x, k, self.later[operand])
 
-    def need(self, x: Later, k: int, source: Later) -> None:
+    def need(self, x: LaterUse, k: int, source: LaterUse) -> None:
         """What is computed needs its operand `k` kept, under a signature that makes nobody send it."""
         lies, strategies = self.m.states[source.variable], self.m.c.strategies[x.made.id]
         boxing, own = self.m.boxing(source.value), self.m.states[x.variable]

@@ -25,7 +25,7 @@ from sbp.passes.plan.prices import Prices
 from sbp.passes.plan.reduce import reduce_network
 
 
-class Improving:
+class LocalSearch:
     """The kernel of a network, the best of its assignments that is known, and what bytes cost.
 
     Arguments as of `solve_within`.
@@ -120,7 +120,7 @@ class Improving:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class JointNetwork:
     """A network on the states that some assignments have.
 
     Arguments:
@@ -141,7 +141,7 @@ class Together:
         return np.array([keep[state] for keep, state in zip(self.kept, states, strict=True)], dtype=np.int64)
 
 
-def together(network: CostNetwork, loads: Sequence[Load], among: Sequence[Indices]) -> Together:
+def together(network: CostNetwork, loads: Sequence[Load], among: Sequence[Indices]) -> JointNetwork:
     """The network on the states that some assignments have.
 
     >>> network = CostNetwork((np.arange(3.0), np.arange(3.0)), ())
@@ -155,9 +155,9 @@ def together(network: CostNetwork, loads: Sequence[Load], among: Sequence[Indice
     return on_states(network, loads, [columns[is_new[:, k], k] for k in range(columns.shape[1])])
 
 
-def on_states(network: CostNetwork, loads: Sequence[Load], kept: Sequence[Indices]) -> Together:
+def on_states(network: CostNetwork, loads: Sequence[Load], kept: Sequence[Indices]) -> JointNetwork:
     """The network on some of the states of each node, in ascending order."""
-    return Together(restriction(network, kept), loads_on(loads, kept), tuple(kept))
+    return JointNetwork(restriction(network, kept), loads_on(loads, kept), tuple(kept))
 
 
 def cheapest_states(excess: Sequence[Table], count: int) -> list[Indices]:

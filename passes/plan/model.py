@@ -18,7 +18,7 @@ from sbp.compat.untyped import DType
 from sbp.layout import allowed_at_rest
 from sbp.passes.boxing.paths import Boxing, Boxings
 from sbp.passes.plan.candidates import Candidates, Strategy
-from sbp.passes.plan.clusters import Cluster, Recomputed
+from sbp.passes.plan.clusters import Cluster, RecomputedValue
 from sbp.passes.plan.cost import Shards, local_bytes, seconds_of
 from sbp.passes.plan.network import CostNetwork, IndexedNetwork, IndexedTable, Indices, Table, written_down
 from sbp.passes.program.control import assumed_trips, ports
@@ -88,7 +88,7 @@ class ChosenSignatures:
     bound: float
     clusters: Mapping[int, tuple[Cluster, ...]] = field(default_factory=dict)
     cheapest_seconds: float | None = None
-    recomputed: Mapping[int, Recomputed] = field(default_factory=dict)
+    recomputed: Mapping[int, RecomputedValue] = field(default_factory=dict)
     beyond_seconds: float = 0.0
 
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from sbp.passes.boxing.paths import Boxing, Boxings
 from sbp.passes.plan import constants
 from sbp.passes.plan.candidates import Candidates, Strategy
-from sbp.passes.plan.clusters import Cluster, Recomputed, op_count
-from sbp.passes.plan.live_ranges import NOWHERE, Later, LaterUses, Unwritten, UseSpan, is_plain
+from sbp.passes.plan.clusters import Cluster, RecomputedValue, op_count
+from sbp.passes.plan.live_ranges import NOWHERE, LaterUse, LaterUses, UnwrittenValues, UseSpan, is_plain
 from sbp.passes.plan.memory_problem import RoomModel
 from sbp.passes.plan.model import Boundary, ChosenSignatures, ValueUse
 from sbp.passes.plan.network import IndexedTable, Indices, Table, written_down
@@ -56,12 +56,12 @@ class RecomputingModel(RoomModel):
         self.count = op_count(self.graph)
         self.stride = 2 * self.count + len(self.graph.values)
         """Ids of users: ops, copies, what keeps values; stride by stride follow the operands of copies."""
-        self.later: dict[int, Later] = {}
+        self.later: dict[int, LaterUse] = {}
         self.makers = {v: n for n in self.graph.nodes for v in n.outputs}
         self.wider: dict[Any, tuple[Table, Boxing]] = {}
         self.boxed: dict[int, int] = {}
         """Per value, the variable with whether its share is boxed."""
-        self.unwritten = Unwritten(self, self.later)
+        self.unwritten = UnwrittenValues(self, self.later)
 
     def complete_demand(self) -> None:
         """Divides the uses of what may be recomputed into early and later ones."""
@@ -111,7 +111,7 @@ class RecomputingModel(RoomModel):
         until = span.until if life is None else max(span.until, life.last)
         users = frozenset(u.user for u in late)
         begins = np.array([*[math.inf] * n, *np.repeat(starts, len(strategies)), *[math.inf] * nothing])
-        self.later[v] = Later(v, node, p, variable, n, n // ways, users, since, span.start, until, begins)
+        self.later[v] = LaterUse(v, node, p, variable, n, n // ways, users, since, span.start, until, begins)
         if ways == 3:
             self.unwritten.charge(self.later[v], self.nodes[node.id])
         self.times[keeping], self.times[own] = (since - 1, since), (span.start, span.start + 1)
@@ -144,7 +144,7 @@ class RecomputingModel(RoomModel):
         self.times[use.user] = at, at + 1
         self.demand.setdefault(second.get(x, x), []).append(use)
 
-    def load_early(self, x: Later, use: ValueUse, start: int) -> None:
+    def load_early(self, x: LaterUse, use: ValueUse, start: int) -> None:
         """A variable with what is made again for another op that runs again, until its own later uses."""
         lies = tuple(self.states[x.variable])
         again = tuple(dict.fromkeys(nd for nd in lies[x.kept :] if nd is not NOWHERE))
@@ -163,7 +163,7 @@ class RecomputingModel(RoomModel):
         self.add_edge(x.value, use.variable, variable, then_table)
         self.load(variable, start, x.start, self.held(x.value, (*again, NOWHERE, NOWHERE)))
 
-    def add_order(self, first: Later, second: Later) -> None:
+    def add_order(self, first: LaterUse, second: LaterUse) -> None:
         """What is made again of a value that is made again too is made after it."""
         sooner, later = first.begins[:, None], second.begins[None, :]
         allowed = (sooner <= later + constants.NEAR_PART * self.end) | np.isinf(sooner) | np.isinf(later)
@@ -318,7 +318,7 @@ class RecomputingModel(RoomModel):
         """What states of the variables mean, in terms of the program as it is and of what is recomputed."""
         base = super().chosen(states, cost, bound)
         shares, clusters = dict(base.shares), dict(base.clusters)
-        recomputed = dict[int, Recomputed]()
+        recomputed = dict[int, RecomputedValue]()
         run = {self.count + x.made.id for x in self.later.values() if self.runs(x, states)}
 
         def real(near: Iterable[Cluster]) -> tuple[Cluster, ...]:
@@ -336,7 +336,7 @@ class RecomputingModel(RoomModel):
                 silent = self.silent(x.made)
                 strategy = silent[(states[x.variable] - x.kept) % len(silent)]
                 near = real(late) if len(real(late)) > 1 else ()
-                recomputed[v] = Recomputed(strategy, x.users, share, near)
+                recomputed[v] = RecomputedValue(strategy, x.users, share, near)
                 late = ()
             near = real((*early, *late))
             if len(near) > 1:
@@ -344,6 +344,6 @@ class RecomputingModel(RoomModel):
         left = {v: real(near) for v, near in clusters.items()}
         return replace(base, shares=shares, clusters=left, recomputed=recomputed)
 
-    def runs(self, x: Later, states: Sequence[int]) -> bool:
+    def runs(self, x: LaterUse, states: Sequence[int]) -> bool:
         """Whether a value is recomputed."""
         return math.isfinite(x.begins[states[x.variable]])

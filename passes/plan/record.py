@@ -12,7 +12,7 @@ import jax
 
 from sbp.layout import allowed_at_rest
 from sbp.passes.plan.candidates import Candidates, Strategy
-from sbp.passes.plan.clusters import Cluster, Recomputed, op_count
+from sbp.passes.plan.clusters import Cluster, RecomputedValue, op_count
 from sbp.passes.plan.model import Boundary, ChosenSignatures
 from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.placement import Placement
@@ -240,14 +240,14 @@ def chosen_by(record: ChoiceRecord, candidates: Candidates, asked: Boundary) -> 
     )
 
 
-def _recomputed(record: ChoiceRecord, c: Candidates, ids: Sequence[int]) -> dict[int, Recomputed]:
+def _recomputed(record: ChoiceRecord, c: Candidates, ids: Sequence[int]) -> dict[int, RecomputedValue]:
     """What is made again, with the strategies of the graph at hand."""
     makers, reader, found = {v: n for n in c.graph.nodes for v in n.outputs}, _Reader(record, c), {}
     for v, (row, users, share, near) in record.recomputed.items():
         if v not in makers or makers[v].bodies:
             raise NotTaken("the program", f"value {v} to be made again", "results of its own ops")
         strategy = reader.strategy(makers[v], c.strategies[makers[v].id], row)
-        found[v] = Recomputed(strategy, _users(ids, users), share, _clusters(ids, near))
+        found[v] = RecomputedValue(strategy, _users(ids, users), share, _clusters(ids, near))
     return found
 
 

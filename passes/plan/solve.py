@@ -10,10 +10,17 @@ from contextlib import suppress
 import numpy as np
 
 from sbp.passes.plan import constants, forests, sweeps
-from sbp.passes.plan.budget import Budget, Fitted, Load, flat_budget
+from sbp.passes.plan.budget import Budget, BudgetSolution, Load, flat_budget
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat_network import all_costs
-from sbp.passes.plan.local_search import Improving, Known, Together, cheapest_states, on_states, together
+from sbp.passes.plan.local_search import (
+    JointNetwork,
+    Known,
+    LocalSearch,
+    cheapest_states,
+    on_states,
+    together,
+)
 from sbp.passes.plan.network import CostNetwork, Indices, Infeasible, Solution
 from sbp.passes.plan.prices import least_peak
 
@@ -49,7 +56,7 @@ def solve_within(
     effort: Effort | None = None,
     progress: Progress | None = None,
     good_gap: float = 0.0,
-) -> Fitted:
+) -> BudgetSolution:
     """Cheapest assignment that fits into the budget, as far as it is found, with a proven lower bound.
 
     If none is found that fits: the one with the smallest peak found, and a lower bound on any peak. Where its
@@ -71,7 +78,7 @@ def solve_within(
     return Solver(network, budget, effort, progress, good_gap).run()
 
 
-class Solver(Improving):
+class Solver(LocalSearch):
     """Rounds of steps of prices and of moves, on what is left of a network after reductions.
 
     Arguments as of `solve_within`; `is_part`: of another search, for some of its states; it ends where it
@@ -101,7 +108,7 @@ class Solver(Improving):
         self.rest_bound = -math.inf
         """Of what costs less than what is known, where that was solved by itself."""
 
-    def go_on(self, limit: float, effort: Effort, taken: Sequence[Load] = ()) -> Fitted:
+    def go_on(self, limit: float, effort: Effort, taken: Sequence[Load] = ()) -> BudgetSolution:
         """The answer under another limit, with the prices and the states that were found so far.
 
         Arguments:
@@ -149,13 +156,13 @@ class Solver(Improving):
             self._polish(self.begun_at[-1])
             self.known.add(self.nearest if self.states is None else self.states)
 
-    def smallest(self, effort: Effort) -> Fitted:
+    def smallest(self, effort: Effort) -> BudgetSolution:
         """States with the smallest peak found, and a lower bound on any."""
         self._allow(effort)
         least, self.states = self._least_peak(), None
         return self._answer(least)
 
-    def run(self) -> Fitted:
+    def run(self) -> BudgetSolution:
         """The answer."""
         cells = (self.flat_budget.room.size + self.flat.twin.size + 1) * math.prod(self.flat.sizes.tolist())
         if cells <= constants.COMPARED_CELLS:
@@ -263,13 +270,13 @@ class Solver(Improving):
 
     def _on(
         self,
-        few: Together,
+        few: JointNetwork,
         known: Sequence[Indices],
         effort: Effort,
         good_gap: float,
         *,
         is_part: bool = False,
-    ) -> Fitted:
+    ) -> BudgetSolution:
         """The answer on some of the states of each node.
 
         Arguments:
@@ -291,7 +298,7 @@ class Solver(Improving):
         self.effort = effort
         self.peaks = effort.part(1.0 - constants.PART_SHARE)
 
-    def _best_of_all(self) -> Fitted:
+    def _best_of_all(self) -> BudgetSolution:
         """Every combination of states, where these are few."""
         states, costs = all_costs(self.reduction.kernel)
         over = Budget(self.loads, 0.0).alive(states).max(axis=0, initial=0.0) - self.budget.limit
@@ -320,7 +327,7 @@ class Solver(Improving):
         """Whether the bound is above what any assignment without an infinite entry costs."""
         return self.prices.lower > self.finite
 
-    def _answer(self, least: float = 0.0) -> Fitted:
+    def _answer(self, least: float = 0.0) -> BudgetSolution:
         limit = self.budget.limit
         found = self.nearest if self.states is None else self.states
         states = self.reduction.expand(found.tolist())
@@ -330,4 +337,4 @@ class Solver(Improving):
         bound = math.inf if proven else self.reduction.constant + lower
         if peak <= limit:
             bound = min(bound, cost)
-        return Fitted(states, cost, bound, peak, min(least, peak), limit)
+        return BudgetSolution(states, cost, bound, peak, min(least, peak), limit)

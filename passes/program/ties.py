@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sbp.compat.untyped import DType, PyTree, TreeDef
 from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const, Graph, Node
-from sbp.passes.program.trace import Traced
+from sbp.passes.program.trace import TracedProgram
 from sbp.signature import NdSbp
 
 FAR = 1_000
@@ -71,7 +71,7 @@ class Ties:
 
 
 def ties(
-    traced: Traced,
+    traced: TracedProgram,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     out: PyTree,

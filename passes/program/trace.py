@@ -40,7 +40,7 @@ REMAT = ("remat2", "checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TracedProgram:
     """The logical graph of one call.
 
     Arguments:
@@ -220,7 +220,7 @@ def _source(eqn: JaxprEqn, at: Source) -> Source:
 
 def trace(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], static: Sequence[int] = ()
-) -> Traced:
+) -> TracedProgram:
     """The logical graph of `fn(*args, **kwargs)`.
 
     Arguments:
@@ -245,7 +245,7 @@ def trace(
     )
     assert len(flat) == len(outs)
     graph = Graph(tuple(b.values), tuple(inputs + b.const_ids), tuple(b.consts), tuple(b.nodes), tuple(outs))
-    return Traced(clone_sources(prune(graph)), in_paths, out_tree, out_paths, definition_of(fn))
+    return TracedProgram(clone_sources(prune(graph)), in_paths, out_tree, out_paths, definition_of(fn))
 
 
 def definition_of(fn: Callable[..., Any]) -> Source:
@@ -314,7 +314,7 @@ def _cloned(nodes: Sequence[Node], results: Sequence[Operand], values: list[Valu
     return out
 
 
-def is_same_program(a: Traced, b: Traced) -> bool:
+def is_same_program(a: TracedProgram, b: TracedProgram) -> bool:
     """Whether two traces say the same, to the last bit of what stands in them.
 
     A function that is held as a parameter of an op is compared by identity, and so is a closed-over array.

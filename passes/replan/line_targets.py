@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sbp.annotation import annotate_p
-from sbp.passes.explain.collectives import Inside, communicating
+from sbp.passes.explain.collectives import InnerCollective, communicating
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.plan_figures import GRADIENT, moves_of
 from sbp.passes.explain.reasons import Reasons
@@ -121,7 +121,7 @@ class LineTargets:
         for what in moves_of(self.physical, c):
             if isinstance(what, Box):
                 first.append(what.value)
-            elif isinstance(what, Inside):
+            elif isinstance(what, InnerCollective):
                 first += [x for x in (*what.step.node.outputs, *what.step.node.inputs) if isinstance(x, int)]
         producers = self.physical.graph.producers()
         seen, queue = set(first), deque((v, 0) for v in dict.fromkeys(first))
@@ -152,7 +152,7 @@ class LineTargets:
         name = f"{common(self.names.of(v) for v in values)}, made at {node.source}"
         return Target(name, first.shape, first.dtype, (), (), tuple(values), tuple(dict.fromkeys(lying)))
 
-    def sent(self, physical: Physical) -> Iterator[tuple[Box | Inside, str]]:
+    def sent(self, physical: Physical) -> Iterator[tuple[Box | InnerCollective, str]]:
         """All that a program sends, and the line of each."""
         reasons = Reasons(physical, Names(physical.graph, (), ()))
         for what, _ in communicating(physical):

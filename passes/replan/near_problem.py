@@ -42,7 +42,7 @@ each: what six ops before and behind a tensor do."""
 
 
 @dataclass(frozen=True)
-class Banned:
+class Ban:
     """What a plan must do without.
 
     Arguments:
@@ -53,12 +53,12 @@ class Banned:
     moves: frozenset[tuple[str, int]] = frozenset()
     communication: frozenset[tuple[str, int]] = frozenset()
 
-    def __or__(self, other: Banned) -> Banned:
-        return Banned(self.moves | other.moves, self.communication | other.communication)
+    def __or__(self, other: Ban) -> Ban:
+        return Ban(self.moves | other.moves, self.communication | other.communication)
 
 
 @dataclass(frozen=True)
-class Around:
+class NearNetwork:
     """The network of a program in which only some variables are free.
 
     Arguments:
@@ -159,7 +159,7 @@ class NearProblem:
         layers = nx.bfs_layers(edges, found.intersection(edges))
         return found.union(*itertools.islice(layers, reach + 1))
 
-    def around(self, near: set[int], banned: Banned) -> Around:
+    def around(self, near: set[int], banned: Ban) -> NearNetwork:
         """The problem of some variables, and of those of which the plan says nothing."""
         free = [now < 0 or x in near for x, now in enumerate(self.plan_states)]
         kept = tuple(
@@ -177,9 +177,9 @@ class NearProblem:
             if free[i] or free[j]
         )
         network = replace(self.indexed, unary=tuple(unary), edges=tuple(edges))
-        return Around(network.dense(kept), kept)
+        return NearNetwork(network.dense(kept), kept)
 
-    def _table(self, table: IndexedTable, v: int, banned: Banned) -> IndexedTable:
+    def _table(self, table: IndexedTable, v: int, banned: Ban) -> IndexedTable:
         """An edge's table; what brings a value by a move that is banned is infinite."""
         kinds = {kind for kind, x in banned.moves if v in (x, self.unannotated.get(x))}
         if not kinds:
@@ -201,7 +201,7 @@ class NearProblem:
         nodes = {node.id: node for node in self.s.graph.walk()}
         return {x: nodes[i] for i, x in self.model.nodes.items()}
 
-    def _unary(self, x: int, banned: Banned) -> Table:
+    def _unary(self, x: int, banned: Ban) -> Table:
         costs, node = self.indexed.unary[x], self._ops.get(x)
         kinds = set() if node is None else {k for k, v in banned.communication if v in node.outputs}
         if node is None or not kinds:

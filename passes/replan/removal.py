@@ -21,7 +21,7 @@ from sbp.passes.explain.choices import (
     SentAt,
     TensorChoices,
 )
-from sbp.passes.explain.collectives import Inside
+from sbp.passes.explain.collectives import InnerCollective
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.plan_figures import (
     figures_of,
@@ -39,7 +39,7 @@ from sbp.passes.physical.program import Box, Physical
 from sbp.passes.plan.effort import Effort, until_over
 from sbp.passes.plan.marginals import HeldSolutions, HeldStates, cheapest_held
 from sbp.passes.replan.line_targets import LineTargets
-from sbp.passes.replan.near_problem import Around, Banned, NearProblem
+from sbp.passes.replan.near_problem import Ban, NearNetwork, NearProblem
 from sbp.passes.request import Request
 from sbp.signature import NdSbp
 
@@ -80,7 +80,7 @@ class RowsSearch:
     opened: Sequence[int]
     planned: Callable[[Sequence[Hold]], PlanData]
     effort: Effort = field(default_factory=Effort)
-    _cached: dict[int, Around] = field(default_factory=dict)
+    _cached: dict[int, NearNetwork] = field(default_factory=dict)
 
     @cached_property
     def clock(self) -> Clock:
@@ -108,10 +108,10 @@ class RowsSearch:
 
     # One row.
 
-    def around(self, k: int) -> Around:
+    def around(self, k: int) -> NearNetwork:
         """What is near a row."""
         if k not in self._cached:
-            self._cached[k] = self.problem.around(self._free(k), Banned())
+            self._cached[k] = self.problem.around(self._free(k), Ban())
         return self._cached[k]
 
     def _free(self, k: int) -> set[int]:
@@ -120,7 +120,7 @@ class RowsSearch:
         opened = [self.problem.model.inputs[i] for i in self.opened]
         return self.problem.near(self.problem.of_values(values)) | set(held) | set(opened)
 
-    def _moves(self, k: int) -> list[Box | Inside]:
+    def _moves(self, k: int) -> list[Box | InnerCollective]:
         """All that is sent as a row is: of its kind, at its line, of its shape."""
         key = _key(self.rows[k])
         return [what for c in self.plan.collectives if _key(c) == key for what in moves_of(self.physical, c)]
@@ -207,7 +207,7 @@ class RowsSearch:
     def _without(self, k: int, held: HeldStates) -> Sequence[int] | None:
         """The cheapest plan near that does without a row; None if none was found."""
         free, more = self._free(k), self._banned(self._moves(k))
-        banned = Banned()
+        banned = Ban()
         for _ in range(ROUNDS):
             if banned == banned | more or self.effort.is_spent:
                 break
@@ -221,11 +221,11 @@ class RowsSearch:
             more = self._banned(self._elsewhere(k, takes.physical))
         return None
 
-    def _elsewhere(self, k: int, physical: Physical) -> list[Box | Inside]:
+    def _elsewhere(self, k: int, physical: Physical) -> list[Box | InnerCollective]:
         """What a program sends in place of a row: of its kind and its shape, at lines that sent none."""
         row = self.rows[k]
         before = {_key(c) for c in self.plan.collectives} - {_key(row)}
-        found = list[Box | Inside]()
+        found = list[Box | InnerCollective]()
         for what, source in self.lines.sent(physical):
             if isinstance(what, Box):
                 key = what.move.kind, source, tuple(physical.sent(what)[0])
@@ -233,7 +233,7 @@ class RowsSearch:
                     found.append(what)
         return found
 
-    def _banned(self, whats: Sequence[Box | Inside]) -> Banned:
+    def _banned(self, whats: Sequence[Box | InnerCollective]) -> Ban:
         fresh = {x: v for v, x in self.problem.unannotated.items()}
         moves = {(w.move.kind, fresh.get(w.value, w.value)) for w in whats if isinstance(w, Box)}
         inside = {
@@ -241,7 +241,7 @@ class RowsSearch:
             for w in whats
             if not isinstance(w, Box) and w.step.node.outputs
         }
-        return Banned(frozenset(moves), frozenset(inside))
+        return Ban(frozenset(moves), frozenset(inside))
 
     def _lies(self, target: Target, states: Sequence[int]) -> NdSbp | None:
         """How all of a target lies in a plan; None if not all lie alike."""

@@ -31,7 +31,7 @@ from sbp.passes.plan.effort import Effort, until_over
 from sbp.passes.plan.marginals import cheapest_held, held_network
 from sbp.passes.plan.network import Solution
 from sbp.passes.program.names import Names, without_indices
-from sbp.passes.program.trace import Traced
+from sbp.passes.program.trace import TracedProgram
 from sbp.passes.replan.line_targets import LineTargets
 from sbp.passes.replan.near_problem import NearProblem, with_annotations
 from sbp.passes.replan.removal import Hold, RowsSearch, tensor_choices
@@ -55,7 +55,7 @@ class Replanner:
       pinned: what ops make and is held, by value of the plan's graph.
     """
 
-    traced: Traced = field(repr=False)
+    traced: TracedProgram = field(repr=False)
     request: Request = field(repr=False)
     pinned: Mapping[int, NdSbp] = field(default_factory=dict)
 
@@ -216,7 +216,7 @@ class HeldSearch:
         return HeldPlan(nd, figures_of_program(takes), made, slack)
 
 
-def with_replanner(plan: Plan, traced: Traced, request: Request) -> Plan:
+def with_replanner(plan: Plan, traced: TracedProgram, request: Request) -> Plan:
     """A plan that can be made again.
 
     Arguments:

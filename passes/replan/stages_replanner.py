@@ -28,7 +28,7 @@ from sbp.passes.pipeline.stages import Stages, physical_of
 from sbp.passes.pipeline.targets import NamedStagesTensors, StagesTarget
 from sbp.passes.plan.effort import Effort, until_over
 from sbp.passes.plan.marginals import HeldSolutions, cheapest_held
-from sbp.passes.program.trace import Traced
+from sbp.passes.program.trace import TracedProgram
 from sbp.passes.replan.near_problem import annotations_of
 from sbp.passes.replan.removal import Hold
 from sbp.passes.replan.replanner import HeldSearch, Replanner, check_held, held_note
@@ -54,7 +54,7 @@ class StagesReplanner:
       holds: by position of a placement, what is held there.
     """
 
-    traced: Traced = field(repr=False)
+    traced: TracedProgram = field(repr=False)
     request: StagesRequest = field(repr=False)
     stages: Stages = field(repr=False)
     holds: Mapping[int, Holds] = field(default_factory=dict)
@@ -220,7 +220,7 @@ class StagesReplanner:
         def run(s: Ordered) -> Planned:
             places = {placement: place for place, placement in enumerate(s.where.placements)}
 
-            def plan_one(traced: Traced, request: Request) -> PlanData:
+            def plan_one(traced: TracedProgram, request: Request) -> PlanData:
                 held = holds.get(places[request.placement], ())
                 found = known.get(_key(request, held))
                 if found is not None:
@@ -243,7 +243,7 @@ def _key(request: Request, holds: Holds) -> Hashable:
     return request.placement, request.in_sbp, request.out_sbp, request.ties, holds
 
 
-def with_stages_replanner(staged: Staged, traced: Traced, request: StagesRequest) -> Plan:
+def with_stages_replanner(staged: Staged, traced: TracedProgram, request: StagesRequest) -> Plan:
     """The plan of a program with stages, which can be made again.
 
     Arguments:

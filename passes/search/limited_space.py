@@ -20,7 +20,7 @@ from sbp.passes.physical.exposure import Clock
 from sbp.passes.physical.memory import SmallestPeak
 from sbp.passes.physical.program import Compute, Version
 from sbp.passes.plan import constants
-from sbp.passes.plan.budget import Budget, Fitted, Load
+from sbp.passes.plan.budget import Budget, BudgetSolution, Load
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.descent import Descent
 from sbp.passes.plan.effort import Effort
@@ -167,7 +167,7 @@ class LimitedSpace(Space):
         """A part of the effort: so many seconds, times the size."""
         return effort.at_most(seconds * self.size)
 
-    def tried(self, found: Fitted) -> PlanCandidate | None:
+    def tried(self, found: BudgetSolution) -> PlanCandidate | None:
         """The plan that a search has found; None if it has found none at all."""
         if not math.isfinite(found.cost):
             return None

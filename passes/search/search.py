@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain import notes
 from sbp.passes.explain.plan import SAME
-from sbp.passes.physical.enumeration import Weighed, cheapest_by_trying
+from sbp.passes.physical.enumeration import WeighedPlan, cheapest_by_trying
 from sbp.passes.physical.evaluate import OVERLAPPING, Evaluator
 from sbp.passes.physical.exposure import Clock
 from sbp.passes.physical.memory import SmallestPeak
@@ -224,9 +224,9 @@ class Search:
         known = found.assignment if isinstance(found, PlanCandidate) else None
         below, bound = (math.inf, self.bound) if known is None else (known.seconds, known.bound)
 
-        def weighed(assignment: ChosenSignatures) -> Weighed:
+        def weighed(assignment: ChosenSignatures) -> WeighedPlan:
             takes = self.clock.program(assignment, self.request.donated)
-            return Weighed(takes.seconds(), takes.peak_bytes() <= self.pool.limit_bytes)
+            return WeighedPlan(takes.seconds(), takes.peak_bytes() <= self.pool.limit_bytes)
 
         given = self.candidates, self.asked, self.boxings
         better = cheapest_by_trying(*given, weighed, below, bound, recomputes=problem.recomputes)

@@ -56,7 +56,7 @@ class CompiledText:
 
 
 @dataclass
-class Compiling:
+class Compiler:
     """Compiles programs, each text once.
 
     Arguments:
@@ -93,7 +93,7 @@ class _Reporting:
     mesh_of: MeshOf
     chip: Chip | None
     domain_devices: int | None
-    compiling: Compiling
+    compiling: Compiler
 
     def report(self) -> PipelineReport:
         built = self.built
@@ -267,4 +267,4 @@ def pipeline_report(
       platform: to lower for; None for that of the devices.
       domain_devices: devices that NVLink connects, if not the chip's default.
     """
-    return _Reporting(built, mesh_of, chip, domain_devices, Compiling(platform)).report()
+    return _Reporting(built, mesh_of, chip, domain_devices, Compiler(platform)).report()

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sbp.compat.cache import Watched, watched
+from sbp.compat.cache import CacheRequests, watched
 from sbp.options import Options
 from sbp.runtime.cache import trust
 from sbp.runtime.cache.trust import DIGEST_BYTES, NotTrustedError
@@ -164,7 +164,7 @@ def cache_of(options: Options) -> Cache | None:
     return None if path is None else Cache(path, options.signing_key)
 
 
-def caching(cache: Cache | None) -> AbstractContextManager[Watched]:
+def caching(cache: Cache | None) -> AbstractContextManager[CacheRequests]:
     """A context in which compiled programs are looked up in a folder first, and stored there.
 
     Arguments:

@@ -7,7 +7,7 @@ from sbp.compat.untyped import Prefix, PyTree
 from sbp.errors import Problem, raise_all
 from sbp.notation.resolve import resolve, scalar_notes
 from sbp.passes.program.ties import Ties, ties
-from sbp.passes.program.trace import Traced
+from sbp.passes.program.trace import TracedProgram
 from sbp.passes.request import Asked, Signed
 from sbp.placement import Placement
 from sbp.runtime.call.in_sbp_binding import InSbpBinding
@@ -24,7 +24,7 @@ class Signatures:
       remarks: on what the program itself annotates.
     """
 
-    traced: Traced
+    traced: TracedProgram
     args: Sequence[PyTree]
     kwargs: Mapping[str, PyTree]
     out: PyTree

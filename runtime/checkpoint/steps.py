@@ -116,7 +116,7 @@ def last_sequence(folder: Path, there: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True, order=True)
-class Abandoned:
+class AbandonedStep:
     """A step that was set aside.
 
     Arguments:
@@ -134,7 +134,7 @@ class Abandoned:
         return step_path(folder, self.step) / _abandoned_name(self.token)
 
 
-def abandoned(folder: Path) -> list[Abandoned]:
+def abandoned(folder: Path) -> list[AbandonedStep]:
     """The steps that were set aside, the first saved first; those whose manifest is damaged are left out."""
     found = []
     for name in files.names(folder):
@@ -143,7 +143,7 @@ def abandoned(folder: Path) -> list[Abandoned]:
             if match := _ABANDONED.fullmatch(file):
                 manifest = _readable(folder / name / file, step or 0)
                 if manifest is not None:
-                    found.append(Abandoned(manifest.sequence, manifest.step, match[1]))
+                    found.append(AbandonedStep(manifest.sequence, manifest.step, match[1]))
     return sorted(found)
 
 

@@ -11,7 +11,7 @@ from sbp.notation.resolve import check_fit
 from sbp.passes.face import Plan, load_plan
 from sbp.passes.plan.record import ChoiceRecord
 from sbp.passes.program.graph import Const, Value
-from sbp.passes.program.trace import Traced
+from sbp.passes.program.trace import TracedProgram
 from sbp.placement import Placement
 from sbp.signature import NdSbp, format_sbp
 
@@ -45,7 +45,7 @@ def given_plan(plan: object) -> object:
     return load_plan(plan) if isinstance(plan, str | os.PathLike) else plan
 
 
-def adopt(plan: object, traced: Traced, ins: Leaves, outs: Leaves, placement: Placement) -> ReusedPlan:
+def adopt(plan: object, traced: TracedProgram, ins: Leaves, outs: Leaves, placement: Placement) -> ReusedPlan:
     """The signatures of a plan for every argument and result without one, and why they do not fit.
 
     Arguments:
@@ -80,7 +80,7 @@ def _filled(asked: Leaves, other: Leaves) -> tuple[NdSbp | None, ...]:
     return tuple(there if own is None else own for own, there in zip(asked, other, strict=True))
 
 
-def _unfit(plan: object, traced: Traced, asked: ReusedPlan, placement: Placement) -> Iterator[Problem]:
+def _unfit(plan: object, traced: TracedProgram, asked: ReusedPlan, placement: Placement) -> Iterator[Problem]:
     """Why a plan cannot be the plan of a call."""
     if not isinstance(plan, Plan):
         legal, why = "a Plan, or the .json file that one was saved to", f"a {type(plan).__name__} is none"

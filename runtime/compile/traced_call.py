@@ -20,12 +20,12 @@ from sbp.passes.explain.constraint_gaps import cost_notes
 from sbp.passes.face import with_writer
 from sbp.passes.pass_manager import collector_paused
 from sbp.passes.pipeline.schedule_choice import unstaged
-from sbp.passes.plan.constraints import Constrained, Ignored, apply_constraints
+from sbp.passes.plan.constraints import ConstrainedGraph, IgnoredConstraint, apply_constraints
 from sbp.passes.plan.pins import check_annotations
 from sbp.passes.plan.solve import Progress
 from sbp.passes.program.graph import Source
 from sbp.passes.program.scan_residuals import keep_in_scans
-from sbp.passes.program.trace import Traced, trace
+from sbp.passes.program.trace import TracedProgram, trace
 from sbp.passes.replan.replanner import with_replanner
 from sbp.passes.request import Request
 from sbp.placement import Placement
@@ -68,7 +68,7 @@ class TracedCall:
     call: Call
     own: Parameters
     avals: tuple[arguments.Abstract, ...]
-    traced: Traced
+    traced: TracedProgram
     weak: tuple[bool, ...]
 
     def keeping(self, share: float) -> TracedCall:
@@ -78,7 +78,7 @@ class TracedCall:
 
     def constrained(
         self, placement: Placement, options: Options, follow: Callable[[Source], bool]
-    ) -> tuple[TracedCall, Constrained]:
+    ) -> tuple[TracedCall, ConstrainedGraph]:
         """The same with every annotation as a signature on a placement.
 
         Arguments:
@@ -140,7 +140,7 @@ def read(
     return TracedCall(fn, call, own, tuple(avals), traced, tuple(weak))
 
 
-def _traced(fn: Callable[..., PyTree], call: Call, avals: Sequence[arguments.Abstract]) -> Traced:
+def _traced(fn: Callable[..., PyTree], call: Call, avals: Sequence[arguments.Abstract]) -> TracedProgram:
     """The graph of a call, whose arguments have the types that the user's mesh gives them.
 
     A program for one device may use split arguments in ways for which JAX has no type under a mesh of
@@ -159,7 +159,7 @@ def _traced_as(
     call: Call,
     avals: Sequence[arguments.Abstract],
     types: Sequence[NamedSharding | None],
-) -> Traced:
+) -> TracedProgram:
     args, kwargs = call.traced([arguments.struct(*a) for a in zip(avals, types, strict=True)])
     return trace(fn, call.full(args), kwargs, sorted(call.static))
 
@@ -184,7 +184,7 @@ def build(
 
     def planned(
         follow: Callable[[Source], bool], progress: Progress | None = None
-    ) -> tuple[CompiledProgram | CompiledPipeline, Sequence[Ignored]]:
+    ) -> tuple[CompiledProgram | CompiledPipeline, Sequence[IgnoredConstraint]]:
         plain, constrained = traced_call.constrained(placement, options, follow)
         signatures = replace(plain.signatures(in_sbp, out_sbp), remarks=constrained.notes)
         return _build(plain, placement, signatures, options, concrete, progress), constrained.ignored

@@ -71,7 +71,7 @@ class BuildCache(Generic[T]):
         return len(self.values())
 
 
-class Locked(Protocol):
+class LockedObject(Protocol):
     """An object with a lock of its own."""
 
     @property
@@ -89,5 +89,5 @@ class locked_property(functools.cached_property[T]):
     def __get__(self, obj: object, owner: type[Any] | None = None) -> Self | T:
         if obj is None:
             return self
-        with cast(Locked, obj).lock:
+        with cast(LockedObject, obj).lock:
             return super().__get__(obj, owner)

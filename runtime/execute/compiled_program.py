@@ -19,7 +19,7 @@ from operator import is_
 import jax
 from jax.sharding import NamedSharding
 
-from sbp.compat.cache import Watched
+from sbp.compat.cache import CacheRequests
 from sbp.compat.untyped import Leaf, PyTree, block_until_ready, struct
 from sbp.errors import raise_all
 from sbp.hardware.catalogue import Hardware
@@ -30,7 +30,7 @@ from sbp.passes.physical.exchanges import ReadAhead, find_read_ahead
 from sbp.passes.physical.fusion import ShardSizes
 from sbp.passes.physical.program import Physical
 from sbp.passes.program.graph import Const
-from sbp.passes.program.trace import Traced
+from sbp.passes.program.trace import TracedProgram
 from sbp.passes.request import Request
 from sbp.rates.chips import CHIPS
 from sbp.runtime.cache.cache_folder import Cache, caching
@@ -41,9 +41,9 @@ from sbp.runtime.execute.exchange_replan import replan
 from sbp.runtime.execute.host_input_check import HostInputCheck
 from sbp.runtime.execute.keys_ahead import KeysAhead
 from sbp.runtime.execute.program_check import begin_together, check_same, note_call
-from sbp.runtime.lower.key_counts import Counting
+from sbp.runtime.lower.key_counts import KeyCounts
 from sbp.runtime.lower.key_program import key_program, read_ahead_structs
-from sbp.runtime.lower.lowering import NO_MARKS, DeviceMesh, Jitted, ProgramName, lower, shardings
+from sbp.runtime.lower.lowering import NO_MARKS, DeviceMesh, JittedFunction, ProgramName, lower, shardings
 from sbp.runtime.nan_checks import findings
 from sbp.runtime.nan_checks.probe import NanProbe
 from sbp.runtime.processes.addressable import moved_to, takes_part
@@ -93,12 +93,12 @@ def _held_bytes(p: Physical, donated: Collection[int]) -> float:
 class CompiledProgram:
     """One compiled signature of a program: compiled on its first call, run on every later one."""
 
-    traced: Traced
+    traced: TracedProgram
     plan: Plan
     donate: tuple[int, ...]
     weak: tuple[bool, ...]
     lacks_samples: bool = False
-    counting: Counting | None = None
+    counting: KeyCounts | None = None
     request: Request | None = None
     moved: dict[str, str] = field(default_factory=dict)
     lock: AbstractContextManager[bool] = field(default_factory=threading.RLock, repr=False)
@@ -119,11 +119,11 @@ class CompiledProgram:
     def jitted(
         self,
         mesh: DeviceMesh,
-        counting: Counting | None = None,
+        counting: KeyCounts | None = None,
         marks: Mapping[int, str] = NO_MARKS,
         checked: bool = False,
         ahead: ReadAhead | None = None,
-    ) -> Jitted:
+    ) -> JittedFunction:
         """The program over a mesh: flat arguments in, flat results out, and the counts of its exchanges.
 
         Arguments:
@@ -160,7 +160,7 @@ class CompiledProgram:
         program = key_program(physical, physical.placement.mesh, ahead)
         return KeysAhead(ahead, program, [ins[i] for i in ahead.inputs], consts)
 
-    def lowered_like(self, mesh: DeviceMesh) -> tuple[Jitted, Sequence[PyTree]]:
+    def lowered_like(self, mesh: DeviceMesh) -> tuple[JittedFunction, Sequence[PyTree]]:
         """The program as a call runs it, and the shapes of what it takes beside its arguments."""
         physical, ahead = self.plan.physical, self.ahead
         assert physical is not None
@@ -168,7 +168,7 @@ class CompiledProgram:
         return self.jitted(mesh, ahead=ahead), beside
 
     @locked_property
-    def executable(self) -> tuple[Jitted, list[NamedSharding], list[jax.Array]]:
+    def executable(self) -> tuple[JittedFunction, list[NamedSharding], list[jax.Array]]:
         """The jitted program, the shardings of its arguments, and the closed-over arrays."""
         physical = self.plan.physical
         assert physical is not None
@@ -225,7 +225,7 @@ class CompiledProgram:
             self._look(flags)
         return jax.tree.unflatten(self.traced.out_tree, out)
 
-    def _compiled(self, placed: Sequence[PyTree], cache: Watched) -> None:
+    def _compiled(self, placed: Sequence[PyTree], cache: CacheRequests) -> None:
         """Compiles the program for such arguments, unless it was loaded; a call then finds it."""
         if not self.loaded:
             cache.keep(self.executable[0].lower(*placed).compile())

@@ -17,16 +17,16 @@ from sbp.compat.untyped import Leaf
 from sbp.passes.chain import compile_plan
 from sbp.passes.face import Plan, with_writer
 from sbp.passes.physical.program import Compute
-from sbp.passes.program.trace import Traced
+from sbp.passes.program.trace import TracedProgram
 from sbp.passes.replan.replanner import with_replanner
 from sbp.passes.request import Request
-from sbp.runtime.lower.key_counts import Counting
+from sbp.runtime.lower.key_counts import KeyCounts
 from sbp.runtime.lower.sampling import ids_of, lacks_samples, with_samples
 from sbp.signature import NdSbp, Split
 from sbp.text.user_warnings import warn_user
 
 
-def counting_of(plan: Plan, concrete: bool, keys: bool) -> tuple[bool, Counting | None]:
+def counting_of(plan: Plan, concrete: bool, keys: bool) -> tuple[bool, KeyCounts | None]:
     """Whether a plan waits for a batch to plan capacities from, and the counter of its exchanges or None.
 
     Arguments:
@@ -37,7 +37,7 @@ def counting_of(plan: Plan, concrete: bool, keys: bool) -> tuple[bool, Counting 
     assert physical is not None
     lacking = not concrete and lacks_samples(physical.graph)
     watches = any(isinstance(step, Compute) and _may_fill(step) for step in physical.steps)
-    return lacking, Counting(keys, watches) if keys or watches else None
+    return lacking, KeyCounts(keys, watches) if keys or watches else None
 
 
 def _may_fill(step: Compute) -> bool:
@@ -56,11 +56,11 @@ class ExchangeReplan(Protocol):
 
     plan: Plan
     request: Request | None
-    counting: Counting | None
+    counting: KeyCounts | None
     kept: tuple[int, ...] | None
 
     @property
-    def traced(self) -> Traced:
+    def traced(self) -> TracedProgram:
         """The function's trace."""
 
 

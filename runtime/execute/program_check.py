@@ -12,7 +12,7 @@ from sbp.passes.face import Plan
 from sbp.passes.pipeline.slots import Cut
 from sbp.passes.plan.digest import graph_digest
 from sbp.passes.program.graph import Const, Graph, Value
-from sbp.runtime.lower.lowering import Jitted
+from sbp.runtime.lower.lowering import JittedFunction
 from sbp.runtime.processes.flight_recorder import SharedProgram
 from sbp.runtime.processes.process_group import process_group
 
@@ -27,7 +27,7 @@ _NUMBER = re.compile(r"-?\d+")
 
 
 def check_same(
-    jitted: Jitted,
+    jitted: JittedFunction,
     inputs: Sequence[Value],
     lies: Sequence[NamedSharding],
     plan: Plan,

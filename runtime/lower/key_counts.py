@@ -71,7 +71,7 @@ def _most(lies: jax.sharding.NamedSharding) -> Callable[[jax.Array], jax.Array]:
 
 
 @dataclass
-class Counting:
+class KeyCounts:
     """The counts of one compiled program.
 
     Arguments:
@@ -111,7 +111,7 @@ class Counting:
         if len(self.pending) >= MOST_PENDING:
             self.fold()
 
-    def onward(self) -> Counting:
+    def onward(self) -> KeyCounts:
         """A counter for the same exchanges in another program, which starts from these counts."""
         self.fold()
         return replace(self, watches=False, waiting=None, exchanges=[], pending=[])

@@ -22,7 +22,7 @@ from sbp.passes.physical.sections import Section
 from sbp.passes.program.graph import Source
 from sbp.runtime.call.arguments import weaken
 from sbp.runtime.lower.device import Device, Env, Shards
-from sbp.runtime.lower.key_counts import Counting, ExchangeReport
+from sbp.runtime.lower.key_counts import ExchangeReport, KeyCounts
 from sbp.runtime.lower.read_ahead import received_keys, sent_ahead
 from sbp.signature import NdSbp
 
@@ -31,7 +31,7 @@ DeviceMesh: TypeAlias = Mesh | AbstractMesh
 NO_MARKS: Mapping[int, str] = MappingProxyType({})
 
 
-class Jitted(Protocol):
+class JittedFunction(Protocol):
     """A jitted function, which JAX leaves untyped: flat arguments in, flat results out."""
 
     def __call__(self, *args: Leaf) -> Sequence[jax.Array]:
@@ -69,7 +69,7 @@ class ProgramName:
 
 def device_function(
     physical: Physical,
-    counting: Counting | None = None,
+    counting: KeyCounts | None = None,
     sections: Sequence[Section] = (),
     marks: Mapping[int, str] = NO_MARKS,
     made: Callable[..., Device] | None = None,
@@ -154,7 +154,7 @@ def lower(
     physical: Physical,
     mesh: DeviceMesh,
     donate: Sequence[int],
-    counting: Counting | None = None,
+    counting: KeyCounts | None = None,
     title: ProgramName | None = None,
     weak: Sequence[bool] = (),
     options: Mapping[str, int] | None = None,
@@ -162,7 +162,7 @@ def lower(
     marks: Mapping[int, str] = NO_MARKS,
     checks: Callable[..., Device] | None = None,
     ahead: ReadAhead | None = None,
-) -> Jitted:
+) -> JittedFunction:
     """The jitted program over `mesh` (a real or an abstract one): flat arguments in, flat results out.
 
     Arguments:

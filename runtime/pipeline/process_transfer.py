@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from sbp.compat import untyped
 from sbp.compat.untyped import JaxDevice, partition_spec
-from sbp.runtime.lower.lowering import Jitted
+from sbp.runtime.lower.lowering import JittedFunction
 from sbp.runtime.pipeline.shared_executables import Executable
 from sbp.runtime.processes.addressable import is_here
 
@@ -135,7 +135,7 @@ class ProcessTransfer:
         return tuple(self.middle[1].shard_shape(self.shape))
 
     @cached_property
-    def program(self) -> Jitted:
+    def program(self) -> JittedFunction:
         """The program that every process with one of the devices runs; it gives the received array."""
         mapped = jax.shard_map(
             self._sent,

@@ -30,7 +30,7 @@ from sbp.passes.pipeline.edges import edges_of
 from sbp.passes.pipeline.slots import Slot
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.program.role import Phase
-from sbp.passes.program.trace import Traced
+from sbp.passes.program.trace import TracedProgram
 from sbp.passes.schedule.actions import Schedule
 from sbp.placement import Placement
 from sbp.runtime.cache.cache_folder import Cache
@@ -127,7 +127,7 @@ class CompiledPipeline:
     weak: tuple[bool, ...]
     drivers: Drivers
     stacked: StackedLeaves | None = None
-    function: Traced | None = None
+    function: TracedProgram | None = None
     results: Results = field(default_factory=lambda: Results())
     cache: Cache | None = None
     watch: NanProbe | None = None
@@ -145,7 +145,7 @@ class CompiledPipeline:
         return Owners(self.donate)
 
     @property
-    def traced(self) -> Traced:
+    def traced(self) -> TracedProgram:
         """The whole function."""
         return self.stages.traced if self.function is None else self.function
 

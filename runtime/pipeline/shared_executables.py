@@ -31,7 +31,7 @@ class Executable(Protocol):
 
 
 @dataclass
-class Compiled:
+class XlaExecutable:
     """A program that XLA has compiled.
 
     Arguments:
@@ -64,7 +64,7 @@ class Executables:
     """
 
     cache: Cache | None = None
-    known: dict[str, Compiled] = field(default_factory=dict)
+    known: dict[str, XlaExecutable] = field(default_factory=dict)
     compiled: int = 0
     loaded: int = 0
     used: dict[int, str] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Executables:
         with caching(self.cache) as cache:
             made = lowered.compile()
             cache.keep(made)
-        self.known.setdefault(key, Compiled(made, tuple(devices), cache.found, CALLBACK in text))
+        self.known.setdefault(key, XlaExecutable(made, tuple(devices), cache.found, CALLBACK in text))
         self.compiled += 1
         return self.using(key, made)
 

@@ -15,8 +15,8 @@ from jax.sharding import NamedSharding
 from sbp.compat.untyped import Leaf, partition_spec, struct
 from sbp.errors import AnnotationError, Problem
 from sbp.passes.pipeline.op_placement import placements_of
-from sbp.passes.pipeline.unstack import LeafPart, Unstacked, layers_of, unstacked
-from sbp.passes.program.trace import Traced
+from sbp.passes.pipeline.unstack import LeafPart, UnstackedScan, layers_of, unstacked
+from sbp.passes.program.trace import TracedProgram
 from sbp.passes.request import Asked, Signed, StagesRequest
 from sbp.placement import Placement
 from sbp.runtime.processes.addressable import array_of, relaid
@@ -34,7 +34,7 @@ class StackedLeaves:
     """
 
     whole: Placement
-    made: Unstacked
+    made: UnstackedScan
 
     def given(self, leaves: Sequence[Leaf]) -> list[Leaf]:
         """The leaves of a call, with stacked leaves cut into parts."""
@@ -154,7 +154,7 @@ class StackedLeaves:
         return tuple(i for i, p in enumerate(self.made.ins) if p.leaf in of_whole)
 
 
-def stacked_leaves(traced: Traced, placement: Placement, stages: int) -> StackedLeaves | None:
+def stacked_leaves(traced: TracedProgram, placement: Placement, stages: int) -> StackedLeaves | None:
     """A program cut into stages along the first axis; None if it has no scan over layers, or marks stages.
 
     Raises:

@@ -26,7 +26,7 @@ from sbp.passes.program.graph import Graph, Node, Source
 from sbp.rules.entry import Rule
 from sbp.runtime.execute.compiled_program import CompiledProgram
 from sbp.runtime.execute.host_input_check import HostInputCheck
-from sbp.runtime.lower.key_counts import Counting
+from sbp.runtime.lower.key_counts import KeyCounts
 from sbp.runtime.pipeline.program import CompiledPipeline
 from sbp.runtime.pipeline.shared_executables import Executables
 from sbp.runtime.processes.addressable import array_of
@@ -102,8 +102,8 @@ class _Packer(pickle.Pickler):
             return _array, _shards(x)
         if isinstance(x, LOCK):
             return threading.RLock, ()
-        if isinstance(x, Counting):  # it counts on, but nobody plans a room again
-            return Counting, (x.keys, False)
+        if isinstance(x, KeyCounts):  # it counts on, but nobody plans a room again
+            return KeyCounts, (x.keys, False)
         for kind, fields in LEFT_OUT.items():
             if isinstance(x, kind):
                 return copyreg.__newobj__, (type(x),), {**vars(x), **fields}  # type: ignore[attr-defined]

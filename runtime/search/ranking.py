@@ -20,7 +20,7 @@ RIGHT = (False, True, True, True, True, True, True, True, False)
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedPlan:
     """A hierarchy with its plan.
 
     Arguments:
@@ -106,12 +106,12 @@ class Ranking:
     name: str
     devices: int
     hardware: Hardware
-    rows: tuple[Ranked, ...]
+    rows: tuple[RankedPlan, ...]
     seconds: float
     notes: tuple[str, ...] = ()
 
     @property
-    def best(self) -> Ranked | None:
+    def best(self) -> RankedPlan | None:
         """The row with the least estimated time among those that fit; None if none does."""
         return min((row for row in self.rows if row.usable), key=lambda row: row.seconds, default=None)
 
@@ -165,7 +165,7 @@ class Ranking:
             yield f"  {', '.join(names)}: {trouble}"
 
 
-def _cells(row: Ranked) -> Sequence[str]:
+def _cells(row: RankedPlan) -> Sequence[str]:
     assert row.plan is not None
     return (
         row.shape,

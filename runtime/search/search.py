@@ -19,7 +19,7 @@ from sbp.passes.program.scan_residuals import computes_twice
 from sbp.placement import for_placement, placement
 from sbp.runtime.compile.traced_call import TracedCall, build
 from sbp.runtime.program.compile import compile
-from sbp.runtime.search.ranking import Ranked, Ranking
+from sbp.runtime.search.ranking import RankedPlan, Ranking
 from sbp.signature import AUTO
 
 SEARCH_SECONDS = 300.0
@@ -126,7 +126,7 @@ class _Run:
 
     asked: PlanSearch
     until: float
-    rows: list[Ranked] = field(default_factory=list)
+    rows: list[RankedPlan] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def plan_all(self, traced_call: TracedCall, microbatches: int) -> None:
@@ -162,7 +162,7 @@ class _Run:
         for i, shape in enumerate(shapes, 1):
             axes = ("stage", *_axes(len(shape) - 1)) if stages else None
             at = placement(self.asked.kind, shape=shape, axes=axes)
-            row = Ranked(at, stages, microbatches)
+            row = RankedPlan(at, stages, microbatches)
             if self.over:
                 taken = f"{self.asked.seconds:.0f} s of the search were over"
                 self.rows.append(replace(row, trouble=taken))
@@ -170,7 +170,7 @@ class _Run:
             self.asked.said(f"planning {row}, {i} of {len(shapes)}")
             self.plan_kept(traced_call, row)
 
-    def plan_kept(self, traced_call: TracedCall, row: Ranked) -> None:
+    def plan_kept(self, traced_call: TracedCall, row: RankedPlan) -> None:
         """Plans a hierarchy, with scans that keep more and more while that fits and helps."""
         least = math.inf
         for share in self.asked.kept if computes_twice(traced_call.traced.graph) else self.asked.kept[:1]:
@@ -182,7 +182,7 @@ class _Run:
                 return
             least = found.seconds
 
-    def planned(self, traced_call: TracedCall, row: Ranked) -> Ranked:
+    def planned(self, traced_call: TracedCall, row: RankedPlan) -> RankedPlan:
         """A row with its plan, or with the reason why it has none."""
         asked = self.asked
         in_sbp = for_placement(asked.in_sbp, row.placement)

@@ -13,7 +13,7 @@ from sbp.options import Options
 from sbp.passes.physical.program import Compute, Physical
 from sbp.passes.plan.candidates import Strategy
 from sbp.passes.program.graph import Graph
-from sbp.passes.program.trace import Traced
+from sbp.passes.program.trace import TracedProgram
 from sbp.placement import Placement
 from sbp.runtime.lower.reference_interpreter import value_of
 from sbp.runtime.source.device import DeviceProgram, DeviceWriter
@@ -35,7 +35,7 @@ class Reproduction:
     """
 
     name: str
-    traced: Traced
+    traced: TracedProgram
     placement: Placement
     in_sbp: Sequence[NdSbp | None]
     out_sbp: Sequence[NdSbp | None]

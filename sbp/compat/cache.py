@@ -27,7 +27,7 @@ class CompiledFiles(Protocol):
 
 
 @dataclass
-class Watched:
+class CacheRequests:
     """The requests of JAX to its cache during a compilation.
 
     Arguments:
@@ -85,7 +85,7 @@ class Watched:
         return ", not in the cache" if self.missed else ", found in the cache"
 
 
-class Installed:
+class ThreadCaches:
     """The object that JAX has as its cache while we compile; each thread has its own files behind it.
 
     JAX has one cache for all threads, and nobody may hold a lock while something is compiled, or run.
@@ -131,11 +131,11 @@ class Installed:
                     module._cache = self.before
 
 
-_INSTALLED = Installed()
+_INSTALLED = ThreadCaches()
 
 
 @contextlib.contextmanager
-def watched(files: CompiledFiles | None, path: str, keeps_own: bool = True) -> Iterator[Watched]:
+def watched(files: CompiledFiles | None, path: str, keeps_own: bool = True) -> Iterator[CacheRequests]:
     """A context in which JAX stores compiled programs in some files, however quickly they compile.
 
     The user's own setting (`jax_compilation_cache_dir`) goes first, and `jax_enable_compilation_cache` is
@@ -157,7 +157,7 @@ def watched(files: CompiledFiles | None, path: str, keeps_own: bool = True) -> I
         given.enter_context(settings.persistent_cache_min_compile_time_secs(0.0))
         if not keeps_own:
             given.enter_context(settings.persistent_cache_enable_xla_caches("none"))
-    found = Watched(files)
+    found = CacheRequests(files)
     if files is None:
         yield found
         return

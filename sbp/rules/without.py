@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Without:
+class MissingRules:
     """Ops that have no rule for one reason.
 
     Arguments:
@@ -20,8 +20,8 @@ class Without:
     why: str
 
 
-def _ops(names: str, why: str) -> Without:
-    return Without(tuple(names.split()), why)
+def _ops(names: str, why: str) -> MissingRules:
+    return MissingRules(tuple(names.split()), why)
 
 
 WITHOUT = (

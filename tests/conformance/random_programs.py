@@ -25,7 +25,7 @@ import numpy as np
 import sbp
 from sbp.errors import RuleError
 from sbp.hardware.catalogue import Hardware, Link
-from sbp.passes.explain.collectives import Inside, communicating
+from sbp.passes.explain.collectives import InnerCollective, communicating
 from sbp.passes.physical.program import Compute, Physical
 from sbp.passes.program.views import communication_of, op_of
 from sbp.runtime.hlo.meter import read_compiled, read_hlo
@@ -69,7 +69,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Executed:
+class Execution:
     """The results on many devices and on one; bytes as planned, in the lowered and the compiled program.
 
     Arguments:
@@ -94,7 +94,7 @@ def execute(
     out_sbp: Any,
     splitting: bool,
     strict: bool = False,
-) -> Executed:
+) -> Execution:
     """Runs a function on the devices of `grid` and on one; compiled in a hurry.
 
     Arguments:
@@ -113,7 +113,7 @@ def execute(
     want = jax.tree.leaves(jax.jit(fn).lower(*args).compile(compiler_options=FAST)(*args))
     before = read_hlo(lowered.compiler_ir("hlo").as_hlo_text()).wire_bytes
     after = read_compiled(compiled).wire_bytes
-    return Executed(got, want, plan.wire_bytes, shared_bytes(plan.physical), before, after, plan.physical)
+    return Execution(got, want, plan.wire_bytes, shared_bytes(plan.physical), before, after, plan.physical)
 
 
 def shared_bytes(physical: Physical) -> float:
@@ -126,7 +126,9 @@ def shared_bytes(physical: Physical) -> float:
         for t in communication_of(physical.graph, s.node, s.strategy.lying, hierarchy)
     )
     once = sum(
-        e.times * x.communication.wire_bytes for x, e in communicating(physical) if isinstance(x, Inside)
+        e.times * x.communication.wire_bytes
+        for x, e in communicating(physical)
+        if isinstance(x, InnerCollective)
     )
     return every - once
 
@@ -154,7 +156,7 @@ def run(program: Program) -> Outcome:
     return measured(program, done)
 
 
-def measured(program: Program, done: Executed) -> Outcome:
+def measured(program: Program, done: Execution) -> Outcome:
     """Of a program whose results are right: whether it sends what was planned."""
     text = program.source
     if UNMEASURED.search(text):

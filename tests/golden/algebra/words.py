@@ -192,7 +192,7 @@ def _operands(which: list[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Watched(Context):
+class CacheRequests(Context):
     """A `Context` that notes how a body tells padding from rows."""
 
     fills: list[Any] = field(default_factory=list)
@@ -232,7 +232,7 @@ def _masked(one: Application, row: Row) -> str:
         return "left as it is"
     plain = context_of(one.graph, one.node, lying(row), (one.group,), names=(AXIS,))
     fields = {k: getattr(plain, k) for k in plain.__dataclass_fields__}
-    ctx = Watched(**fields)
+    ctx = CacheRequests(**fields)
 
     def run(at: Any, *args: Any) -> list[Any]:
         return list(results_of([body(replace(ctx, coords=[at]), *args)])[0])

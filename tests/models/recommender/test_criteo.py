@@ -110,12 +110,12 @@ def test_row_groups_that_are_skipped_are_not_read(
     path = write(pa.concat_tables([small_table()] * 3), "day.parquet")  # row groups of 3
     asked: list[list[int]] = []
 
-    class Noted(pq.ParquetFile):  # type: ignore[misc]
+    class ScheduleTimes(pq.ParquetFile):  # type: ignore[misc]
         def iter_batches(self, *args: Any, row_groups: list[int], **options: Any) -> Any:
             asked.append(row_groups)
             return super().iter_batches(*args, row_groups=row_groups, **options)
 
-    monkeypatch.setattr(criteo.pyarrow.parquet, "ParquetFile", Noted)
+    monkeypatch.setattr(criteo.pyarrow.parquet, "ParquetFile", ScheduleTimes)
     blocks = list(criteo.blocks(path, layout=SMALL, skip=7))
     assert asked == [[2]]
     assert [(block.first, block.rows) for block in blocks] == [(8, 2)]

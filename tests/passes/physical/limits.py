@@ -29,7 +29,7 @@ from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.recompute import with_copies
 from sbp.passes.plan.candidates import Candidates
-from sbp.passes.plan.clusters import Recomputed
+from sbp.passes.plan.clusters import RecomputedValue
 from sbp.passes.plan.flat_network import all_costs
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model, boxing_of
 from sbp.passes.plan.recompute import RecomputingModel
@@ -124,13 +124,13 @@ def example(seed: int) -> Given:
     return problem(trace(backward if seed % 2 else forward, (x, x), {}).graph, PLACEMENTS[which])
 
 
-def ways_again(given: Given) -> list[dict[int, Recomputed]]:
+def ways_again(given: Given) -> list[dict[int, RecomputedValue]]:
     """Every way to run ops again, nothing left out of what is wanted later; too many are none."""
     model = RecomputingModel(*given, 1.0)
     model.build()
     choices = []
     for v, x in model.later.items():
-        choices.append([None, *((v, Recomputed(s, x.users)) for s in model.silent(x.made))])
+        choices.append([None, *((v, RecomputedValue(s, x.users)) for s in model.silent(x.made))])
     if not 1 < math.prod(map(len, choices)) <= MAX_WAYS:
         return []
     ways = (dict(x for x in way if x is not None) for way in itertools.product(*choices))
@@ -138,7 +138,7 @@ def ways_again(given: Given) -> list[dict[int, Recomputed]]:
     return [way for way in ways if any(r.users for r in way.values())]
 
 
-def run_again(given: Given, plain: ChosenSignatures, way: dict[int, Recomputed]) -> tuple[float, float]:
+def run_again(given: Given, plain: ChosenSignatures, way: dict[int, RecomputedValue]) -> tuple[float, float]:
     """The time and the peak of an assignment's program with ops that run again; infinite where something
     cannot be boxed to what a user wants."""
     candidates, chosen = given[0], replace(plain, recomputed=way)

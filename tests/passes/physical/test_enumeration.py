@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sbp.passes.physical.enumeration import Weighed, cheapest_by_trying
+from sbp.passes.physical.enumeration import WeighedPlan, cheapest_by_trying
 from sbp.passes.plan import constants
 from sbp.passes.plan.model import ChosenSignatures
 from tests.passes.physical.limits import example, outcome
@@ -32,12 +32,12 @@ def test_the_first_that_fits_is_the_cheapest(monkeypatch: pytest.MonkeyPatch) ->
     given = example(2)
     fastest, asked = choose(*given), list[float]()
 
-    def third(assignment: ChosenSignatures) -> Weighed:
+    def third(assignment: ChosenSignatures) -> WeighedPlan:
         asked.append(assignment.seconds)
-        return Weighed(assignment.seconds, len(asked) == 3)
+        return WeighedPlan(assignment.seconds, len(asked) == 3)
 
-    def every(assignment: ChosenSignatures) -> Weighed:
-        return Weighed(assignment.seconds, True)
+    def every(assignment: ChosenSignatures) -> WeighedPlan:
+        return WeighedPlan(assignment.seconds, True)
 
     def tried(below: float, weigh: Any = third) -> ChosenSignatures | None:
         return cheapest_by_trying(*given, weigh, below, fastest.bound)

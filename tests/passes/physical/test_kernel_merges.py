@@ -10,7 +10,7 @@ import sbp
 from sbp.hardware.catalogue import Hardware, Link
 from sbp.passes.boxing.links import Network
 from sbp.passes.physical.evaluate import Evaluator
-from sbp.passes.physical.kernel_merges import Merged, merge_ops
+from sbp.passes.physical.kernel_merges import KernelMerges, merge_ops
 from sbp.passes.program.trace import trace
 
 ONE = sbp.placement("cpu", shape=(1,))
@@ -20,7 +20,7 @@ BYTES = 4.0 * N * N
 MEMORY = Hardware("memory", ((8, 1e30),), 1e30, 1.0, 1e30, (Link(1 << 60, 1e30, 0.0),), 1.0)
 
 
-def of(fn: Any, *shapes: tuple[int, ...]) -> tuple[Any, Merged]:
+def of(fn: Any, *shapes: tuple[int, ...]) -> tuple[Any, KernelMerges]:
     graph = trace(fn, [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes], {}).graph
     return graph, merge_ops(graph)
 

@@ -12,7 +12,7 @@ from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.program import Compute
 from sbp.passes.physical.recompute import with_copies
-from sbp.passes.plan.clusters import Recomputed, op_count
+from sbp.passes.plan.clusters import RecomputedValue, op_count
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.trace import trace
 from tests.passes.plan.cheapest import choose
@@ -33,13 +33,13 @@ GRAPH = GIVEN[0].graph
 PLAIN = choose(*GIVEN)
 
 
-def later(ops: tuple[str, ...]) -> dict[int, Recomputed]:
+def later(ops: tuple[str, ...]) -> dict[int, RecomputedValue]:
     """Every result of some forward ops, made again for the backward."""
     uses, found = GRAPH.consumers(), {}
     for node in GRAPH.nodes:
         users = {n.id for n, _ in uses.get(node.outputs[0], ()) if n.role.undoes}
         if node.op in ops and not node.role.undoes:
-            found[node.outputs[0]] = Recomputed(PLAIN.strategies[node.id], frozenset(users))
+            found[node.outputs[0]] = RecomputedValue(PLAIN.strategies[node.id], frozenset(users))
     return {v: r for v, r in found.items() if r.users or len(ops) > 1}
 
 
@@ -113,7 +113,7 @@ def test_what_is_computed_where_it_is_read_goes_through_no_barrier() -> None:
     for node in graph.nodes:
         users = {n.id for n, _ in uses.get(node.outputs[0], ()) if n.role.undoes}
         if node.op in ("select_n", "exp", "sub", "div") and not node.role.undoes:
-            recomputed[node.outputs[0]] = Recomputed(plain.strategies[node.id], frozenset(users))
+            recomputed[node.outputs[0]] = RecomputedValue(plain.strategies[node.id], frozenset(users))
     copied = with_copies(given[0], replace(plain, recomputed=recomputed)).candidates.graph
     held = {n.inputs[0] for n in copied.nodes if n.barrier >= 0}
     scalars = {v for v in held if isinstance(v, int) and v in made and made[v].op == "broadcast_in_dim"}
@@ -131,7 +131,7 @@ def test_what_is_made_again_for_a_loop_over_micro_batches_is_none() -> None:
     graph, plain = given[0].graph, choose(*given)
     (loop,) = (n for n in graph.nodes if n.role.microbatches)
     made = [n for n in graph.nodes if n.op == "tanh"]
-    again = {n.outputs[0]: Recomputed(plain.strategies[n.id], frozenset([loop.id])) for n in made}
+    again = {n.outputs[0]: RecomputedValue(plain.strategies[n.id], frozenset([loop.id])) for n in made}
     copied = with_copies(given[0], replace(plain, recomputed=again)).candidates.graph
     assert len(copied.nodes) > len(graph.nodes) and len(made) == 2
     assert [n.op for n in copied.nodes if n.role.microbatches] == ["scan"]

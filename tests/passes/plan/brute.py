@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from sbp.passes.plan.budget import Budget, Fitted
+from sbp.passes.plan.budget import Budget, BudgetSolution
 from sbp.passes.plan.flat_network import all_costs
 from sbp.passes.plan.network import CostNetwork, Infeasible, Solution
 
@@ -28,7 +28,7 @@ def brute_force(network: CostNetwork) -> Solution:
     return Solution(chosen, cost, cost)
 
 
-def brute_force_within(network: CostNetwork, budget: Budget) -> Fitted:
+def brute_force_within(network: CostNetwork, budget: Budget) -> BudgetSolution:
     """The optimum under a budget by enumeration; if nothing fits, the cheapest with the smallest peak.
 
     Raises ValueError above 2e6 combinations, Infeasible when every combination costs infinity.
@@ -54,6 +54,6 @@ def brute_force_within(network: CostNetwork, budget: Budget) -> Fitted:
     best = int(np.where(wanted, total, np.inf).argmin())
     chosen = tuple(int(state) for state in states[:, best])
     cost = network.cost(chosen)
-    return Fitted(
+    return BudgetSolution(
         chosen, cost, cost if least <= budget.limit else np.inf, float(peak[best]), least, budget.limit
     )

@@ -14,7 +14,7 @@ import sbp
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.program import Compute
-from sbp.passes.plan.live_ranges import NOWHERE, Later, LaterUses, is_plain
+from sbp.passes.plan.live_ranges import NOWHERE, LaterUse, LaterUses, is_plain
 from sbp.passes.plan.memory_problem import RoomModel
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.plan.solve import solve
@@ -82,7 +82,7 @@ def tables(a: int, b: int) -> list[np.ndarray]:
     return found + [t.dense().T for i, j, t in MODEL.edges if (i, j) == (b, a)]
 
 
-def operands(x: Later) -> list[Later]:
+def operands(x: LaterUse) -> list[LaterUse]:
     return [MODEL.later[v] for v in x.made.inputs if isinstance(v, int) and v in MODEL.later]
 
 

@@ -10,7 +10,7 @@ from jax import lax
 
 from sbp.compat import core
 from sbp.passes.program.graph import Const, Graph
-from sbp.passes.program.trace import Traced, trace
+from sbp.passes.program.trace import TracedProgram, trace
 from sbp.passes.spec import check_graph
 
 X = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
@@ -30,7 +30,7 @@ def evaluate(graph: Graph, *args: Any) -> list[Any]:
     return [read(x) for x in graph.outputs]
 
 
-def ops(traced: Traced) -> list[str]:
+def ops(traced: TracedProgram) -> list[str]:
     return [n.op for n in traced.graph.walk()]
 
 

@@ -16,7 +16,7 @@ from sbp.passes.physical.exposure import Clock
 from sbp.passes.physical.program import Box, Physical
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.network import Solution
-from sbp.passes.replan.near_problem import Banned, NearProblem
+from sbp.passes.replan.near_problem import Ban, NearProblem
 from sbp.passes.replan.replanner import Replanner
 
 SERIAL = sbp.Options(hardware=replace(hardware_for("h100"), platform="serial"))
@@ -59,8 +59,8 @@ def test_what_is_banned_is_not_there_and_costs_more(plan: Plan) -> None:
     assert found
     for kind, value in found:
         free = problem.near(problem.of_values([value]))
-        usual = problem.around(free, Banned()).solved({}, Effort())
-        other = problem.around(free, Banned(frozenset({(kind, value)}))).solved({}, Effort())
+        usual = problem.around(free, Ban()).solved({}, Effort())
+        other = problem.around(free, Ban(frozenset({(kind, value)}))).solved({}, Effort())
         assert usual is not None and moves(program(problem, usual[0])) == found
         assert other is not None and (kind, value) not in moves(program(problem, other[0]))
         assert other[1] > usual[1]

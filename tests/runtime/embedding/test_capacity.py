@@ -20,7 +20,7 @@ from sbp.layout import Layout
 from sbp.runtime.execute.compiled_program import CompiledProgram
 from sbp.runtime.hlo.meter import read_compiled
 from sbp.runtime.lower import key_counts, sampling
-from sbp.runtime.lower.key_counts import EVERY, FIRST_CALLS, Counting
+from sbp.runtime.lower.key_counts import EVERY, FIRST_CALLS, KeyCounts
 from sbp.runtime.lower.sampling import ids_of, is_known, whole
 from tests.options import options_of
 
@@ -93,7 +93,7 @@ def check_planned_again(program: sbp.Program, warned: list[str], args: Any) -> N
     found = [node.params["samples"] for node in plan.physical.graph.walk() if ids_of(node)]
     assert found and all(s.again for samples in found for s in samples)
     (built,) = program._built.values()
-    assert isinstance(built.counting, Counting) and not built.counting.watches
+    assert isinstance(built.counting, KeyCounts) and not built.counting.watches
 
 
 @pytest.mark.parametrize("on", [LINE, GRID], ids=str)
@@ -166,7 +166,7 @@ def test_looking_at_rounds_costs_no_collective() -> None:
     (built,) = program._built.values()
     assert isinstance(built, CompiledProgram)
     counting = built.counting
-    assert isinstance(counting, Counting) and counting.watches
+    assert isinstance(counting, KeyCounts) and counting.watches
     plain, counted = (
         read_compiled(built.jitted(LINE.mesh, c).lower(*args).compile()) for c in (None, counting)
     )
@@ -241,7 +241,7 @@ def test_what_lies_in_several_processes_is_brought_together(monkeypatch: pytest.
 def test_processes_conclude_before_the_same_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts of several processes are added up on the devices, and judged when the next call is looked at."""
     monkeypatch.setattr(key_counts, "most_of_all", lambda away: away)
-    counting = Counting(keys=False, watches=True, calls=FIRST_CALLS - 1)
+    counting = KeyCounts(keys=False, watches=True, calls=FIRST_CALLS - 1)
     away = NonCallableMock(is_fully_addressable=False, addressable_data=lambda _: np.ones((1, 0, 1)))
     counting.add(away)
     assert counting.waiting is away

@@ -30,7 +30,7 @@ def test_a_scan_is_cut_into_stages_and_keeps_more_or_less() -> None:
 
 def test_more_is_kept_only_while_that_helps() -> None:
     """Once a share does not fit, or is not faster, no larger one is planned."""
-    rows: dict[tuple[str, int], list[sbp.Ranked]] = {}
+    rows: dict[tuple[str, int], list[sbp.RankedPlan]] = {}
     for row in sorted(searched().rows, key=lambda row: row.kept):
         rows.setdefault((row.shape, row.stages), []).append(row)
     for some in rows.values():

@@ -14,7 +14,7 @@ from sbp.errors import ArgumentError
 from sbp.hardware.catalogue import hardware_for
 from sbp.options import PipelineOptions
 from sbp.runtime.search import search as module
-from sbp.runtime.search.ranking import Ranked, Ranking
+from sbp.runtime.search.ranking import RankedPlan, Ranking
 from tests.golden import two_layers
 from tests.golden.hardware import HARDWARE
 
@@ -103,7 +103,7 @@ def test_what_is_not_solved_stands_apart() -> None:
     first, second = found.rows
     assert all(row.is_solved and row.plan is not None for row in found.rows)
 
-    def with_bound(row: Ranked, part: float) -> Ranked:
+    def with_bound(row: RankedPlan, part: float) -> RankedPlan:
         assert row.plan is not None
         return replace(row, plan=replace(row.plan, bound=part * row.plan.seconds, cheapest_seconds=None))
 

@@ -291,7 +291,7 @@ def test_what_has_begun_and_is_not_waited_for_still_ends() -> None:
     assert found.seconds == pytest.approx(REDUCE)
 
 
-class Compiled:
+class XlaExecutable:
     def __init__(self, hlo: str | None) -> None:
         self.hlo = hlo
 
@@ -301,7 +301,7 @@ class Compiled:
 
 def test_a_compiled_program_or_its_text() -> None:
     program = text([f"ROOT %a = {X} dot(%p, %p), {DOT}"])
-    assert simulate(Compiled(program), H100) == simulate(program, H100)
+    assert simulate(XlaExecutable(program), H100) == simulate(program, H100)
 
 
 @pytest.mark.parametrize(
@@ -310,9 +310,9 @@ def test_a_compiled_program_or_its_text() -> None:
         ("module @jit_f {}", "no scheduled HLO module"),
         (text([f"ROOT %a = {X} dot(%p, %p), {DOT}"], scheduled="false"), "no scheduled HLO module"),
         (text([f"ROOT %a = {X} call(%p), to_apply=%gone"]), "'gone' is called but not in the text"),
-        (Compiled(None), "prints no HLO"),
+        (XlaExecutable(None), "prints no HLO"),
     ],
 )
-def test_what_cannot_be_simulated(program: str | Compiled, words: str) -> None:
+def test_what_cannot_be_simulated(program: str | XlaExecutable, words: str) -> None:
     with pytest.raises(HloTextError, match=words):
         simulate(program, H100)

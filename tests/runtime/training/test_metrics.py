@@ -20,7 +20,7 @@ def nothing(error: BaseException) -> None:
     """What is known of errors here."""
 
 
-class Noted:
+class ScheduleTimes:
     """Takes rows."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ def test_some_steps_are_noted() -> None:
 
 def test_steps_that_are_not_noted_are_waited_for() -> None:
     """Each that is on its way holds a batch."""
-    taken = Noted()
+    taken = ScheduleTimes()
     found = recorder.Recorder([taken], 100, nothing)
     for step in range(1, 50):
         found.add(step, jnp.ones(()), {}, False)
@@ -91,7 +91,7 @@ def test_the_history_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_steps_that_are_done_again_are_there_once() -> None:
-    taken = Noted()
+    taken = ScheduleTimes()
     found = recorder.Recorder([taken], 1, nothing)
     for step in (1, 2, 3):
         found.add(step, float(step), {}, False)
