@@ -88,7 +88,7 @@ PARTS: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
     "recomputation": (
         (limited_space, "RecomputingModel", lambda *given: limited_space.RoomModel(*given[:-1])),
     ),
-    "all plans of small programs": ((search, "cheapest_by_trying", _nothing),),
+    "all plans of small programs": ((search, "shortest_by_trying", _nothing),),
 }
 """What may be left out: attributes, and what takes their place."""
 

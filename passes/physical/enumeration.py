@@ -1,4 +1,4 @@
-"""The end game of small programs under a limit: assignments in the order of what they cost, until one fits.
+"""The end game of small programs under a limit: all assignments, the shortest step first.
 
 What the search counts of memory (plan/memory_problem.py) is not what the evaluator finds. In a program of a
 few ops the difference may be as large as all the rest, so that no limit on what is counted leads to a plan
@@ -12,14 +12,17 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.recompute import with_copies
 from sbp.passes.plan import constants
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.clusters import RecomputedValue
+from sbp.passes.plan.cost import Shards, kernel_seconds_of
 from sbp.passes.plan.flat_network import all_costs
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model, boxing_of
+from sbp.passes.plan.network import Table
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.program.graph import Const
 
@@ -28,30 +31,28 @@ ALL_BYTES = 1.0
 
 
 class WeighedPlan(NamedTuple):
-    """What a plan takes and needs, and whether that keeps the limit."""
+    """What a plan takes, its step and one thing after the other, and whether it keeps the limit."""
 
+    step_seconds: float
     seconds: float
     fits: bool
 
 
-def cheapest_by_trying(
+def shortest_by_trying(
     candidates: Candidates,
     asked: Boundary,
     boxings: Boxings,
     weigh: Callable[[ChosenSignatures], WeighedPlan],
     below_seconds: float,
     bound: float,
-    *,
-    recomputes: bool = False,
 ) -> ChosenSignatures | None:
-    """The cheapest assignment that fits and costs less than what is known; None if none was found, or if
-    there are too many.
+    """The assignment with the shortest step that fits, shorter than what is known; None if none was found, or
+    if there are too many.
 
     Arguments:
       weigh: looks at the plan of an assignment.
-      below_seconds: what the known one costs; infinite for none.
-      bound: a proven lower bound on all.
-      recomputes: whether ops may run again.
+      below_seconds: the step of the known one; infinite for none.
+      bound: a proven lower bound on what all cost.
     """
     if math.prod(len(found) for found in candidates.strategies.values()) > constants.COMBINATIONS:
         return None
@@ -60,29 +61,35 @@ def cheapest_by_trying(
     if math.prod(theta.size for theta in network.unary) > constants.COMBINATIONS:
         return None
     states, costs = all_costs(network)
-    order = np.argsort(costs, kind="stable")
-    ways = ways_again(candidates, asked, boxings) if recomputes else []
-    best: ChosenSignatures | None = None
-    tried = 0
-    for k in order[costs[order] < below_seconds]:
+    kernels = kernel_seconds(model, boxings, states)
+    steps = np.maximum(kernels, constants.SENT_PART * (costs - kernels))
+    order, ways = np.lexsort((costs, steps)), ways_again(candidates, asked, boxings)
+    best, least, tried = None, below_seconds, 0
+    for k in order[costs[order] < math.inf]:
         cost = float(costs[k])
-        # What runs again comes on top of what an assignment costs.
-        if tried >= constants.PROGRAMS_TRIED or (best is not None and cost >= best.seconds):
+        if tried >= constants.PROGRAMS_TRIED[math.isinf(least)] or steps[k] >= least:
             break
         plain = model.chosen(states[:, k].tolist(), cost, bound)
-        tried += 1
-        if weigh(plain).fits:
-            best = plain
-            break
-        for way in ways:
-            again = replace(plain, recomputed=way)
-            if not is_possible(candidates, again, boxings):
-                continue
+        # What runs again comes on top of what an assignment costs, and may be all that fits.
+        again = (replace(plain, recomputed=way) for way in ways)
+        for x in itertools.chain([plain], (x for x in again if is_possible(candidates, x, boxings))):
             tried += 1
-            seconds, fits = weigh(again)
-            if fits and seconds < (below_seconds if best is None else best.seconds):
-                best = replace(again, seconds=seconds)
+            found = weigh(x)
+            if found.fits and found.step_seconds < least:
+                best, least = replace(x, seconds=found.seconds if x.recomputed else cost), found.step_seconds
+            if found.fits and x is plain:
+                break
     return None if best is None else replace(best, bound=min(bound, best.seconds))
+
+
+def kernel_seconds(model: Model, boxings: Boxings, states: NDArray[np.intp]) -> Table:
+    """What the kernels of each assignment take: no step is shorter."""
+    c, total = model.c, np.zeros(states.shape[1])
+    nodes = {node.id: node for node in c.graph.walk()}
+    for i, x in model.nodes.items():
+        asked = c.graph, nodes[i], c.strategies[i], boxings.network, c.traffic.get(i), Shards()
+        total += np.array(kernel_seconds_of(*asked))[states[x]]
+    return total
 
 
 def ways_again(candidates: Candidates, asked: Boundary, boxings: Boxings) -> list[dict[int, RecomputedValue]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain import notes
 from sbp.passes.explain.plan import SAME
-from sbp.passes.physical.enumeration import WeighedPlan, cheapest_by_trying
+from sbp.passes.physical.enumeration import WeighedPlan, shortest_by_trying
 from sbp.passes.physical.evaluate import OVERLAPPING, Evaluator
 from sbp.passes.physical.exposure import Clock
 from sbp.passes.physical.memory import SmallestPeak
@@ -198,7 +198,7 @@ class Search:
         else:
             bound = min(x.bound_bytes for x in peaks)
             found = replace(min(peaks, key=lambda x: x.bytes), bound_bytes=bound)
-        found = self.tried_out(problem, found)
+        found = self.tried_out(found)
         if isinstance(found, PlanCandidate) and self.overlaps(found) and found.states:
             effort = self.allowed(constants.LIMITED_SECONDS)
             explorer = Explorer(space, self.pool, space.best(found), (), effort)
@@ -217,19 +217,18 @@ class Search:
         plain = replace(whole, recomputes=False, proves=False)
         return [*problems, whole, *([careful, plain] if r.whole_step else [])]
 
-    def tried_out(
-        self, problem: LimitedProblem, found: PlanCandidate | SmallestPeak
-    ) -> PlanCandidate | SmallestPeak:
-        """The same, or what is cheaper and fits in a program so small that all plans can be looked at."""
-        known = found.assignment if isinstance(found, PlanCandidate) else None
-        below, bound = (math.inf, self.bound) if known is None else (known.seconds, known.bound)
+    def tried_out(self, found: PlanCandidate | SmallestPeak) -> PlanCandidate | SmallestPeak:
+        """The same, or what is shorter and fits in a program so small that all plans can be looked at."""
+        below, bound = math.inf, self.bound
+        if isinstance(found, PlanCandidate):
+            below, bound = found.times.step_seconds, found.assignment.bound
 
         def weighed(assignment: ChosenSignatures) -> WeighedPlan:
             takes = self.clock.program(assignment, self.request.donated)
-            return WeighedPlan(takes.seconds(), takes.peak_bytes() <= self.pool.limit_bytes)
+            fits = takes.peak_bytes() <= self.pool.limit_bytes
+            return WeighedPlan(takes.scheduled.seconds if fits else math.inf, takes.seconds(), fits)
 
-        given = self.candidates, self.asked, self.boxings
-        better = cheapest_by_trying(*given, weighed, below, bound, recomputes=problem.recomputes)
+        better = shortest_by_trying(self.candidates, self.asked, self.boxings, weighed, below, bound)
         if better is None:
             return found
         takes = self.clock.program(better, self.request.donated)

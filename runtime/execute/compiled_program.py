@@ -39,10 +39,9 @@ from sbp.runtime.execute.build_cache import locked_property
 from sbp.runtime.execute.compile_log import said
 from sbp.runtime.execute.exchange_replan import replan
 from sbp.runtime.execute.host_input_check import HostInputCheck
-from sbp.runtime.execute.keys_ahead import KeysAhead
+from sbp.runtime.execute.keys_ahead import KeysAhead, key_program, read_ahead_structs
 from sbp.runtime.execute.program_check import begin_together, check_same, note_call
 from sbp.runtime.lower.key_counts import KeyCounts
-from sbp.runtime.lower.key_program import key_program, read_ahead_structs
 from sbp.runtime.lower.lowering import NO_MARKS, DeviceMesh, JittedFunction, ProgramName, lower, shardings
 from sbp.runtime.nan_checks import findings
 from sbp.runtime.nan_checks.probe import NanProbe

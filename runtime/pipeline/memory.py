@@ -16,9 +16,9 @@ from sbp.passes.pipeline.slots import Cut, How, Piece, Read, Slot, SlotKind
 from sbp.passes.program.role import Part, Phase
 from sbp.passes.schedule.actions import Action
 from sbp.runtime.pipeline.pipeline_executor import PHASES
-from sbp.runtime.pipeline.send_buffers import routes
 from sbp.runtime.pipeline.stage_executor import OUTSIDE, Key
 from sbp.runtime.pipeline.stage_programs import Slots
+from sbp.runtime.pipeline.transfer_engine import routes
 
 NUMBER_BYTES = 8.0
 """Of a number that has a slot, at the most."""

@@ -30,7 +30,6 @@ from sbp.passes.schedule.spans import Span
 from sbp.runtime.cache.cache_folder import Cache
 from sbp.runtime.lower.lowering import ProgramName
 from sbp.runtime.nan_checks.probe import NanProbe
-from sbp.runtime.pipeline.send_buffers import PlacedSlot, SendBuffers, routes
 from sbp.runtime.pipeline.shared_executables import Executables
 from sbp.runtime.pipeline.stage_executor import (
     OUTSIDE,
@@ -41,7 +40,13 @@ from sbp.runtime.pipeline.stage_executor import (
 )
 from sbp.runtime.pipeline.stage_programs import Runnable
 from sbp.runtime.pipeline.step_record import Record
-from sbp.runtime.pipeline.transfer_engine import StageTransfer, TransferEngine
+from sbp.runtime.pipeline.transfer_engine import (
+    PlacedSlot,
+    SendBuffers,
+    StageTransfer,
+    TransferEngine,
+    routes,
+)
 
 PHASES = {
     actions.Kind.F: (Phase.FORWARD,),

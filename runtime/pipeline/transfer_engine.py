@@ -1,7 +1,9 @@
 """Transfers between placements: `jax.device_put` within a process, a collective program between processes."""
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import jax
 from jax.sharding import NamedSharding
@@ -9,6 +11,7 @@ from jax.sharding import NamedSharding
 from sbp.compat import core
 from sbp.compat.core import is_key
 from sbp.compat.untyped import DType, JaxDevice, Leaf, struct
+from sbp.passes.pipeline.slots import Cut, Slot
 from sbp.runtime.pipeline.process_transfer import ProcessTransfer
 from sbp.runtime.pipeline.shared_executables import Executable, Executables
 from sbp.runtime.processes.addressable import brought, is_alone, takes_part
@@ -177,3 +180,45 @@ class TransferEngine:
             own: jax.Array = jax.device_put(x, comes)
             return own
         return brought(x, comes) if takes_part(comes) else None
+
+
+PlacedSlot: TypeAlias = tuple[int, Slot]
+"""The position of a placement, and a slot there."""
+
+
+@dataclass(frozen=True)
+class SendBuffers:
+    """The arrays that a piece sends together.
+
+    Arguments:
+      positions: of the arrays, among those that the piece writes.
+      to: per array, the placement and the slot that receive it.
+      peer: the nearest stage on one of these placements.
+      cargos: per array, its transfer.
+    """
+
+    positions: tuple[int, ...]
+    to: tuple[PlacedSlot, ...]
+    transfers: tuple[StageTransfer, ...]
+    peer: int
+
+    @functools.cached_property
+    def is_own(self) -> bool:
+        """Whether all transfers are within this process."""
+        return all(c.is_own for c in self.transfers)
+
+
+def routes(
+    cuts: Sequence[Cut],
+) -> tuple[Mapping[PlacedSlot, tuple[PlacedSlot, ...]], Mapping[PlacedSlot, PlacedSlot]]:
+    """The receivers of what is sent per micro-batch, and the sources of what is sent once."""
+    receivers: dict[PlacedSlot, list[PlacedSlot]] = {}
+    sources: dict[PlacedSlot, PlacedSlot] = {}
+    for q, c in enumerate(cuts):
+        for v, slot in c.fed.items():
+            p = next(p for p, other in enumerate(cuts) if v in other.passed)
+            receivers.setdefault((p, cuts[p].passed[v]), []).append((q, slot))
+        for v, slot in c.received.items():
+            p = next(p for p, other in enumerate(cuts) if v in other.sent)
+            sources[q, slot] = p, cuts[p].sent[v]
+    return {k: tuple(v) for k, v in receivers.items()}, sources

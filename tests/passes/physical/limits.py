@@ -2,10 +2,11 @@
 
     python -m tests.passes.physical.limits --count 500
 
-Every assignment of signatures is made a physical program, in the order of what the search takes it to cost,
-and the evaluator says what it takes and whether it keeps the limit. A limit lies halfway between the peak of
-the fastest plan and the least peak of some assignments. In one program of ten a value is read again after
-products; there every way to run ops again is tried under every assignment that does not keep the limit.
+Every assignment of signatures that could have the shortest step is made a physical program, and the evaluator
+says what its step takes and whether it keeps the limit. No step is shorter than its kernels, nor than what is
+sent. A limit lies halfway between the peak of the fastest plan and the least peak of some assignments. In one
+program of ten a value is read again after products; there every way to run ops again is tried under every
+assignment that does not keep the limit.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from sbp.layout import rest_signatures
 from sbp.passes.boxing.paths import Boxings
@@ -28,8 +30,10 @@ from sbp.passes.explain.plan import SAME
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.recompute import with_copies
+from sbp.passes.plan.bounds import least_kernel_seconds
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.clusters import RecomputedValue
+from sbp.passes.plan.cost import Shards, kernel_seconds_of
 from sbp.passes.plan.flat_network import all_costs
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model, boxing_of
 from sbp.passes.plan.recompute import RecomputingModel
@@ -44,8 +48,8 @@ SAMPLED = 300
 """Assignments among which the least peak is looked for."""
 SAMPLED_AGAIN = 60
 """Of these, those under which every way to run ops again is tried."""
-CHEAPER = 1.1
-"""By how much a physical program may be cheaper than the search takes its assignment to be."""
+SENT_PART = 0.9
+"""What collectives take at least of what the search counts: some are sent as one."""
 AGAIN_EVERY = 10
 """One program of so many reads a value again."""
 MAX_WAYS = 64
@@ -60,8 +64,9 @@ class Outcome:
 
     Arguments:
       seed: of the program.
-      limit_bytes, best_seconds: the limit, and what the best of all plans that keep it takes.
-      seconds, bound: what the planner found, and what it says that none is below; infinite if it found none.
+      limit_bytes, best_seconds: the limit, and the shortest step of all plans that keep it.
+      seconds: of the step that the planner found; infinite if it found none.
+      bound: what it says that no step is below.
       again, best_again: ways to run ops again, and whether the best of all plans has one.
     """
 
@@ -84,9 +89,18 @@ class Outcome:
 
 
 def physical(given: Given, chosen: ChosenSignatures) -> tuple[float, float]:
-    """The time and the peak of an assignment's program."""
+    """The step and the peak of an assignment's program."""
     evaluator = Evaluator(insert_boxing(given[0], chosen, given[2]), given[2].network)
-    return evaluator.seconds(), evaluator.peak_bytes()
+    return evaluator.scheduled.seconds, evaluator.peak_bytes()
+
+
+def kernel_seconds(given: Given, model: Model, states: NDArray[np.intp]) -> NDArray[np.float64]:
+    """What the kernels of each assignment take."""
+    c, total, nodes = given[0], np.zeros(states.shape[1]), {n.id: n for n in given[0].graph.nodes}
+    for i, x in model.nodes.items():
+        asked = c.graph, nodes[i], c.strategies[i], given[2].network, c.traffic.get(i), Shards()
+        total += np.array(kernel_seconds_of(*asked))[states[x]]
+    return total
 
 
 def read_again(seed: int) -> Callable[..., Any]:
@@ -139,7 +153,7 @@ def ways_again(given: Given) -> list[dict[int, RecomputedValue]]:
 
 
 def run_again(given: Given, plain: ChosenSignatures, way: dict[int, RecomputedValue]) -> tuple[float, float]:
-    """The time and the peak of an assignment's program with ops that run again; infinite where something
+    """The step and the peak of an assignment's program with ops that run again; infinite where something
     cannot be boxed to what a user wants."""
     candidates, chosen = given[0], replace(plain, recomputed=way)
     made = with_copies(candidates, chosen)
@@ -166,6 +180,8 @@ def outcome(seed: int) -> Outcome | None:
     if math.prod(theta.size for theta in network.unary) > MAX_COMBINATIONS:
         return None
     states, costs = all_costs(network)
+    kernels = kernel_seconds(given, model, states)
+    least_steps = np.maximum(kernels, SENT_PART * (costs - kernels))
     order = np.argsort(costs, kind="stable")
     order = order[np.isfinite(costs[order])]
     ways = ways_again(given)
@@ -183,8 +199,8 @@ def outcome(seed: int) -> Outcome | None:
     again = (run_again(given, chosen(k), way)[1] for k in sample[:SAMPLED_AGAIN] for way in ways)
     if (smallest := min(again, default=least)) < least:
         limit = (smallest + least) / 2  # what fits runs something again, as far as the sample shows
-    for k in order:
-        if costs[k] > best * CHEAPER:
+    for k in order[np.argsort(least_steps[order], kind="stable")]:
+        if least_steps[k] > best:
             break
         plain = chosen(k)
         taken, peak = physical(given, plain)
@@ -197,8 +213,8 @@ def outcome(seed: int) -> Outcome | None:
     found = searched(LimitedProblem(*given, (), limit), limit)
     if found.smallest is not None:
         return Outcome(seed, limit, best, math.inf, 0.0, len(ways), best_again)
-    seconds = physical(given, found.assignment)[0]
-    return Outcome(seed, limit, best, seconds, found.assignment.bound, len(ways), best_again)
+    seconds, bound = physical(given, found.assignment)[0], least_kernel_seconds(given[0], given[2])
+    return Outcome(seed, limit, best, seconds, bound, len(ways), best_again)
 
 
 def outcomes(count: int) -> Iterator[Outcome]:

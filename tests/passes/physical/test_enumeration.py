@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sbp.passes.physical.enumeration import WeighedPlan, cheapest_by_trying
+from sbp.passes.physical.enumeration import WeighedPlan, shortest_by_trying
 from sbp.passes.plan import constants
 from sbp.passes.plan.model import ChosenSignatures
 from tests.passes.physical.limits import example, outcome
@@ -28,23 +28,24 @@ def test_what_runs_again_is_tried_too(seed: int) -> None:
     assert found is not None and found.kind == "equal" and found.best_again
 
 
-def test_the_first_that_fits_is_the_cheapest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shortest_that_fits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     given = example(2)
     fastest, asked = choose(*given), list[float]()
 
+    def weigh(assignment: ChosenSignatures, fits: bool = True) -> WeighedPlan:
+        return WeighedPlan(assignment.seconds, assignment.seconds, fits)
+
     def third(assignment: ChosenSignatures) -> WeighedPlan:
         asked.append(assignment.seconds)
-        return WeighedPlan(assignment.seconds, len(asked) == 3)
+        return weigh(assignment, len(asked) == 3)
 
-    def every(assignment: ChosenSignatures) -> WeighedPlan:
-        return WeighedPlan(assignment.seconds, True)
+    def tried(below: float, weigh: Any = weigh) -> ChosenSignatures | None:
+        return shortest_by_trying(*given, weigh, below, fastest.bound)
 
-    def tried(below: float, weigh: Any = third) -> ChosenSignatures | None:
-        return cheapest_by_trying(*given, weigh, below, fastest.bound)
-
-    found = tried(math.inf)
-    assert found is not None and found.seconds == asked[-1] and asked == sorted(asked)
-    assert asked[0] == pytest.approx(fastest.seconds) and found.bound <= found.seconds
-    assert tried(fastest.seconds * (1 - 1e-9), every) is None
+    found = tried(math.inf, third)
+    assert found is not None and found.seconds == asked[2] and found.bound <= found.seconds
+    shortest = tried(math.inf)
+    assert shortest is not None and shortest.seconds == pytest.approx(fastest.seconds)
+    assert tried(fastest.seconds * (1 - 1e-9)) is None
     monkeypatch.setattr(constants, "COMBINATIONS", 1)
-    assert tried(math.inf, every) is None
+    assert tried(math.inf) is None
