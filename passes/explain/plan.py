@@ -77,7 +77,7 @@ ROUNDING = 1e-9
 
 
 Writes: TypeAlias = Callable[["PlanData"], Any]
-"""Writes a plan as Python: what it gives is a `ProgramSource` (passes/render/source.py)."""
+"""Writes a plan as Python: what it gives is a `ProgramSource` (passes/face.py)."""
 
 
 class Replans(Protocol):

@@ -45,6 +45,15 @@ class TimePrices:
                 costs[load.node] = known[key]
         return tuple(costs)
 
+    def with_time(self, time: int, price: float) -> "TimePrices":
+        """The same, and bytes at a time cost more.
+
+        >>> TimePrices(np.array([1, 5]), np.array([2.0, 3.0])).with_time(4, 1.0).times.tolist()
+        [1, 4, 5]
+        """
+        at = np.searchsorted(self.times, time)
+        return TimePrices(np.insert(self.times, at, time), np.insert(self.prices, at, price))
+
 
 NO_PRICES = TimePrices(np.zeros(0, dtype=np.int64), np.zeros(0))
 

@@ -7,6 +7,7 @@ leave, in XLA's order: less room at the time of a plan's peak is all that is wro
 nothing changes.
 """
 
+import itertools
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ from sbp.passes.plan.model import Boundary
 from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.prices import NO_PRICES
 from sbp.passes.plan.recompute import RecomputingModel
-from sbp.passes.plan.seeds import SEQUENCE_3, TENSOR, ZERO_3, ZERO_3_ANY, seed_name
+from sbp.passes.plan.seeds import SEQUENCE_3, TENSOR, ZERO_3, ZERO_3_ANY, SeedUse, seed_name
 from sbp.passes.plan.solve import Progress, Solver
 from sbp.passes.plan.start_points import priced_starts
 from sbp.passes.program.graph import Const
@@ -199,18 +200,32 @@ class LimitedSpace(Space):
             search.prices.found(),
         )
         tried = [self.look_once(x, "the smallest peak") for x in (least.states, near.states)]
-        for use in FITTING:
-            seed = (use,) * self.model.c.placement.ndim
-            costs = self.prices.charged(self.restriction(seed), self.budget.loads)
-            tried.append(self.solved(costs, seed_name(seed), self.allowed(effort, constants.TRY_SECONDS)))
-        for x in filter(None, tried):
-            self.pool.add(x)
-        fitting = (x for x in self.pool.counted if x.states in self.seen)
-        if (cheapest := min(fitting, key=lambda x: x.assignment.seconds, default=None)) is not None:
-            return cheapest
+        rounds = zip(*(self.with_less(use, effort) for use in FITTING), strict=True)
+        for found in itertools.chain([tried], rounds):
+            for x in filter(None, found):
+                self.pool.add(x)
+            fitting = [x for x in self.pool.counted if x.states in self.seen]
+            if fitting and found is not tried:
+                return min(fitting, key=lambda x: x.assignment.seconds)
         smallest = min(self.pool.candidates, key=lambda x: x.memory_bytes)
         bound = least.least_peak_bytes if self.problem.proves else math.inf
         return SmallestPeak(smallest.takes.physical, smallest.memory_bytes, min(bound, smallest.memory_bytes))
+
+    def with_less(self, use: SeedUse, effort: Effort) -> Iterator[PlanCandidate | None]:
+        """Plans of a parallelism along all axes, one after the other; None for none. At the time of the peak
+        of the last, as the evaluator finds it, bytes cost more from then on."""
+        seed, prices, at = (use,) * self.model.c.placement.ndim, self.prices, None
+        unary, dear = self.restriction(seed), constants.PEAK_PRICE / self.problem.limit_bytes
+        for _ in range(constants.PEAK_ROUNDS):
+            found = self.solved(
+                prices.charged(unary, self.budget.loads),
+                seed_name(seed),
+                self.allowed(effort, constants.TRY_SECONDS),
+            )
+            yield found
+            at = found or at
+            if at is not None and (time := time_of_peak(at.takes, self.room_model)) is not None:
+                prices = prices.with_time(time, dear * at.assignment.seconds)
 
     # What is explored.
 

@@ -1,30 +1,88 @@
 """Plans a traced program with stages, and makes what runs it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
+from sbp.compat.untyped import Prefix, PyTree
 from sbp.errors import Problem, raise_all
 from sbp.hardware.catalogue import Hardware, hardware_for
+from sbp.notation.resolve import resolve, scalar_notes
 from sbp.options import Options
 from sbp.passes.chain import compile_stages
 from sbp.passes.face import with_writer
 from sbp.passes.pipeline.op_placement import placements_of
 from sbp.passes.plan.solve import Progress
 from sbp.passes.program.graph import Graph
+from sbp.passes.program.ties import Ties, ties
+from sbp.passes.program.trace import TracedProgram
 from sbp.passes.replan.stages_replanner import with_stages_replanner
-from sbp.passes.request import StagesRequest
+from sbp.passes.request import Asked, Signed, StagesRequest
 from sbp.passes.schedule.actions import Schedule
 from sbp.passes.schedule.orders import GENERATORS
 from sbp.passes.schedule.requirements import V
 from sbp.placement import Placement
 from sbp.runtime.cache.cache_folder import cache_of
-from sbp.runtime.call.signatures import Signatures
+from sbp.runtime.call.in_sbp_binding import InSbpBinding
 from sbp.runtime.call.usage_errors import terms_of
 from sbp.runtime.nan_checks.findings import watch_of
 from sbp.runtime.pipeline.program import CompiledPipeline, Drivers, Results, may_help
 from sbp.runtime.pipeline.stacked_arguments import stacked_leaves
 from sbp.runtime.source.module import write_source
 from sbp.runtime.source.pipeline_module import write_staged
+from sbp.signature import NdSbp
+
+
+@dataclass(frozen=True)
+class Signatures:
+    """The user's signatures of arguments and results.
+
+    Arguments:
+      args, kwargs, out: the trees, of shapes.
+      in_sbp, out_sbp: as given to `compile`; the former bound to the arguments.
+      remarks: on what the program itself annotates.
+    """
+
+    traced: TracedProgram
+    args: Sequence[PyTree]
+    kwargs: Mapping[str, PyTree]
+    out: PyTree
+    in_sbp: InSbpBinding
+    out_sbp: Prefix
+    remarks: Sequence[str] = ()
+
+    def on(self, placement: Placement) -> tuple[list[NdSbp | None], list[NdSbp | None], list[Problem]]:
+        """Signatures of all leaves of arguments and results on a placement, and the problems."""
+        paths = self.traced.in_paths
+        ins, wrong = self.in_sbp.resolve(self.args, self.kwargs, paths, placement)
+        outs, also = resolve(self.out_sbp, self.out, self.traced.out_paths, placement, "out_sbp")
+        return ins, outs, [*wrong, *also]
+
+    def ties(self, ins: Sequence[NdSbp | None], outs: Sequence[NdSbp | None]) -> Ties:
+        """The argument that each result is the next value of, given the signatures of all leaves."""
+        return ties(self.traced, self.args, self.kwargs, self.out, ins, outs)
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks on the signatures."""
+        remarks = [*self.remarks, *self.in_sbp.notes(self.args, self.kwargs, self.traced.in_paths)]
+        return remarks + scalar_notes(self.out_sbp, self.out, self.traced.out_paths, "out_sbp")
+
+    def asked(self) -> Asked:
+        """The same for the leaves of a placement; an argument of several counts for the first one."""
+        signed: dict[int, Placement] = {}
+
+        def asked(placement: Placement, given: Sequence[int], back: Sequence[int]) -> tuple[Signed, Signed]:
+            ins, outs, problems = self.on(placement)
+            fresh = [i for i in given if signed.setdefault(i, placement) == placement]
+            names = {self.traced.in_paths[i] for i in fresh} | {self.traced.out_paths[i] for i in back}
+            every = {*self.traced.in_paths, *self.traced.out_paths}
+            mine = [p for p in problems if (at := p.where.split(": ")[0]) in names or at not in every]
+            raise_all(mine)
+            kept = [ins[i] if i in fresh or not problems else None for i in given]
+            return kept, [outs[i] for i in back]
+
+        return asked
 
 
 def is_pipeline(graph: Graph, placement: Placement) -> bool:

@@ -33,11 +33,10 @@ from sbp.runtime.cache.cache_folder import cache_of
 from sbp.runtime.call import arguments, modules
 from sbp.runtime.call.binding import Call, Parameters
 from sbp.runtime.call.in_sbp_binding import InSbpBinding, given
-from sbp.runtime.call.signatures import Signatures
 from sbp.runtime.call.usage_errors import terms_of
 from sbp.runtime.compile.plan_reuse import ReusedPlan, adopt, given_plan
 from sbp.runtime.compile.search_progress import searching
-from sbp.runtime.compile.stages import build_pipeline, is_pipeline
+from sbp.runtime.compile.stages import Signatures, build_pipeline, is_pipeline
 from sbp.runtime.execute.compiled_program import CompiledProgram
 from sbp.runtime.execute.exchange_replan import counting_of
 from sbp.runtime.lower.sampling import with_samples

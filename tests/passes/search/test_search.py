@@ -67,7 +67,7 @@ def test_state_is_split_when_there_is_no_room_for_copies() -> None:
     assert plan.seconds >= fastest.seconds and plan.bound <= plan.seconds
     moments = plan.in_sbp[LAYERS + 1 : 3 * LAYERS + 1]
     assert any(nd != (B,) for nd in moments)
-    assert any(note.startswith("planned to fit into ") and "slower" in note for note in plan.notes)
+    assert any(note.startswith("planned to fit into ") and "longer" in note for note in plan.notes)
 
 
 def test_a_limit_that_is_kept_changes_nothing() -> None:
