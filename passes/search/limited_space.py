@@ -216,7 +216,7 @@ class LimitedSpace(Space):
         of the last, as the evaluator finds it, bytes cost more from then on."""
         seed, prices, at = (use,) * self.model.c.placement.ndim, self.prices, None
         unary, dear = self.restriction(seed), constants.PEAK_PRICE / self.problem.limit_bytes
-        for _ in range(constants.PEAK_ROUNDS):
+        for _ in range(max(1, round(constants.PEAK_ROUNDS / self.size))):
             found = self.solved(
                 prices.charged(unary, self.budget.loads),
                 seed_name(seed),
