@@ -222,8 +222,8 @@ TURNS_PART = 0.75
 COMBINATIONS = 1 << 16
 """Of states, up to which all are written down."""
 PEAK_ROUNDS, PEAK_PRICE = 6, 10.0
-"""How often a parallelism of a small program is planned before a refusal, and what bytes cost more at the time of
-each peak: all that there is room for costs so many plans. With a tenth of that one is refused falsely."""
+"""How often a parallelism of a small program is planned before a refusal, and what bytes cost more when each
+peak is: all that there is room for costs so many plans. With a tenth of that one is refused falsely."""
 SENT_PART = 0.9
 """Of what collectives take by the search, what they take at least: some are sent as one."""
 PROGRAMS_TRIED = 300, 10_000
