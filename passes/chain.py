@@ -188,7 +188,7 @@ def _chosen_by_one(s: Listed, recall: Recall, peers: Peers) -> tuple[FoundSignat
     """The same where one process chooses for all."""
     if not peers.leads:
         record = peers.hear(recall.question)
-        return FoundSignatures(recall.heard(record)), record
+        return FoundSignatures(recall.chosen(record)), record
     try:
         found, record = _chosen(s, recall)
     except Exception as e:

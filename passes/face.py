@@ -6,17 +6,13 @@ them. Here both are put together, so that neither needs the other.
 
 from __future__ import annotations
 
-import linecache
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
-import jax
 from jax.sharding import PartitionSpec
 
-from sbp.compat.untyped import PyTree
 from sbp.errors import ArgumentError, Problem, SignatureError
 from sbp.notation.suggestions import meant
 from sbp.passes.explain.choices import RowChoices, TensorChoices
@@ -27,6 +23,7 @@ from sbp.passes.explain.words import MAX_ROWS
 from sbp.passes.render import files, page, text
 from sbp.passes.render.diff import diff_text
 from sbp.passes.render.page_data import row_key
+from sbp.passes.render.program_source import ProgramSource
 from sbp.passes.render.shardings import shardings_of
 from sbp.passes.render.web_page import PageProfile
 from sbp.signature import NdSbp, Signature, is_signature
@@ -255,47 +252,3 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
       ArgumentError: if the file holds no plan, or one of a version that is not known.
     """
     return faced(files.load_plan(path))
-
-
-@dataclass(frozen=True, repr=False)
-class ProgramSource:
-    """A distributed program as a Python module; `print` shows it.
-
-    Arguments:
-      name: of its function, which takes and returns leaves of whole arrays.
-      text: of the module.
-      given: what no text can say, by name: large arrays, kernels, functions; the module calls it `given`.
-      constants: the arrays that the program closes over, which the function takes behind its other arguments.
-    """
-
-    name: str
-    text: str = field(repr=False)
-    given: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    constants: Sequence[Any] = field(default=(), compare=False)
-
-    def __str__(self) -> str:
-        return self.text
-
-    def __repr__(self) -> str:
-        return f"<Source of {self.name}: {self.text.count(chr(10))} lines>"
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the module; it runs by itself unless something must be `given`, or it closes over arrays."""
-        Path(path).write_text(self.text, encoding="utf-8")
-
-    def load(self) -> Callable[..., tuple[Any, ...]]:
-        """The module's function, to be called as the program is: it returns the leaves of the results.
-
-        Raises:
-          PlacementError: if JAX does not see the devices.
-        """
-        file = f"<source of {self.name}>"
-        linecache.cache[file] = (len(self.text), None, self.text.splitlines(True), file)
-        module: dict[str, Any] = {"__name__": self.name, "given": dict(self.given)}
-        exec(compile(self.text, file, "exec"), module)
-        function, constants = module[self.name], tuple(self.constants)
-
-        def run(*args: PyTree, **kwargs: PyTree) -> tuple[Any, ...]:
-            return tuple(function(*jax.tree.leaves((args, kwargs)), *constants))
-
-        return run

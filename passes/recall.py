@@ -50,13 +50,9 @@ class Recall:
         if record is None or record.program != self.graph.text:
             return None
         try:
-            return self._checked(record), record
+            return self.chosen(record), record
         except (NotTaken, spec.SpecError):  # the file says something else than it was given
             return None
-
-    def heard(self, record: ChoiceRecord) -> ChosenSignatures:
-        """What another process has chosen for the same program."""
-        return self._checked(record)
 
     def keep(self, found: FoundSignatures) -> ChoiceRecord:
         """The record of what was found; the store, if there is one, has it from now on.
@@ -87,7 +83,7 @@ class Recall:
                 raise NotTaken("", _difference(record, self.candidates), "a plan of this program")
             if record.costs != self.costs:
                 record = replace(record, bound=0.0, costs=self.costs, notes=(*record.notes, OTHER_COSTS))
-            return self._checked(record), record
+            return self.chosen(record), record
         except NotTaken as e:
             made = f"; that one was made by {record.made_by}" if record.made_by != versions() else ""
             raise ArgumentError(
@@ -101,7 +97,12 @@ class Recall:
                 )
             ) from None
 
-    def _checked(self, record: ChoiceRecord) -> ChosenSignatures:
+    def chosen(self, record: ChoiceRecord) -> ChosenSignatures:
+        """What a record says of this program.
+
+        Raises:
+          NotTaken, SpecError: if that is no choice for it.
+        """
         chosen = chosen_by(record, self.candidates, self.asked)
         spec.check_assignment(self.candidates, chosen, self.boxings)
         return chosen

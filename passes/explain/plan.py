@@ -77,7 +77,7 @@ ROUNDING = 1e-9
 
 
 Writes: TypeAlias = Callable[["PlanData"], Any]
-"""Writes a plan as Python: what it gives is a `ProgramSource` (passes/face.py)."""
+"""Writes a plan as Python: what it gives is a `ProgramSource` (passes/render/program_source.py)."""
 
 
 class Replans(Protocol):

@@ -217,10 +217,13 @@ def _phases_of_later(model: Model) -> dict[int, str]:
 
 
 def phases_of(graph: Graph) -> dict[int, str]:
-    """Per value when it is made: "given", in the "forward" or the "backward" pass, or "" for all else."""
-    found = dict.fromkeys(graph.inputs, "given")
+    """Per value when it is made: "given", in the "forward" or the "backward" pass, or "" else. What is
+    made in a loop or a branch hides there what is sent, and has a phase of its own."""
+    found, inside = dict.fromkeys(graph.inputs, "given"), dict[int, str]()
     for node in graph.walk():
-        found.update(dict.fromkeys(node.outputs, node.role.derived))
-        for body in node.bodies:
-            found.update(dict.fromkeys(body.inputs, node.role.derived))
+        found.update(dict.fromkeys(node.outputs, node.role.derived + inside.get(node.id, "")))
+        for k, body in enumerate(node.bodies):
+            own = f" in body {k} of {node.id}"
+            found.update(dict.fromkeys(body.inputs, node.role.derived + own))
+            inside.update((n.id, own) for n in body.nodes)
     return found

@@ -96,24 +96,26 @@ def asked_of(step: Compute, communication: Communication) -> Hashable | None:
 
 
 def scheduled(whole: WholeProgram, costs: Costs, donated: Mapping[Version, Version]) -> ScheduledStep:
-    """The step of a program.
+    """The step of a program. Sections only add what ops wait for: where the scheduler finds a shorter order
+    in them, that is luck, and does not count.
 
     Arguments:
       donated: results, and the argument whose memory each takes.
     """
     k = whole.k
-    run = _Run(k, _order(whole, costs), costs)
+    runs = [_Run(k, order, costs) for order in _orders(whole, costs)]
+    seconds, longest = max((run.seconds(), -i) for i, run in enumerate(runs))
     taken = {k.ends[v] for v in donated if v in k.ends}
     copied = sum(map(costs.copy_seconds, _copied_bytes(k, whole.sizes, taken)))
-    return ScheduledStep(run.seconds() + copied, run.exposed)
+    return ScheduledStep(seconds + copied, runs[-longest].exposed)
 
 
-def _order(whole: WholeProgram, costs: Costs) -> BodyOrder:
-    """The order in which a program runs, in sections where it does."""
+def _orders(whole: WholeProgram, costs: Costs) -> list[BodyOrder]:
+    """The order of a program as XLA finds it, and last that in which it runs, if it runs in sections."""
     sections = costs.sections_if_large(sum(t.bytes for t in whole.k.tensors))
     if sections is None:
-        return whole.order
-    return hiding_order(whole.k, whole.together, costs.scheduled_seconds, sections.numbers)
+        return [whole.order]
+    return [whole.order, hiding_order(whole.k, whole.together, costs.scheduled_seconds, sections.numbers)]
 
 
 def _copied_bytes(k: Kernels, sizes: ShardSizes, taken: Collection[Buffer]) -> Iterator[float]:
@@ -141,7 +143,7 @@ class ScheduleTimes:
 
 def noted(whole: WholeProgram, costs: Costs) -> tuple[BodyOrder, ScheduleTimes]:
     """When what runs in a step of a program; nodes are those of the order."""
-    run = _Run(whole.k, _order(whole, costs), costs, noted=ScheduleTimes())
+    run = _Run(whole.k, _orders(whole, costs)[-1], costs, noted=ScheduleTimes())
     run.seconds()
     assert run.noted is not None
     return run.order, run.noted

@@ -150,18 +150,15 @@ def _outer(graph: Graph, where: OpPlacements, loop: Node | None) -> tuple[dict[I
     late = [i for i in items.items if i not in first]  # the loop too: what it gives is there at once
     parts: dict[Item, Part] = {}
     for phase, some in ((Phase.BEFORE, early), (Phase.AFTER, late)):
-        parts.update({i: Part(phase, n) for i, n in _late(items.flow(some)).items()})
+        flow = items.flow(some)
+        # As many hops between placements come first as must, and as late as that allows.
+        parts.update({i: Part(phase, n) for i, n in flow.latest(flow.earliest()).items()})
     parts = {i: part for i, part in parts.items() if loop is None or i[0] != loop.id}
     waits: dict[int, Part] = {}
     for place in where.nodes[loop.id] if loop is not None else ():
         levels = [parts[s].at + (s[1] != place) for s in _entering(items, loop, place)]
         waits[place] = Part(Phase.BEFORE, max(levels, default=0))
     return parts, waits
-
-
-def _late(flow: StageFlow) -> dict[Item, int]:
-    """How many hops between placements come first, at the least, and as late as that allows."""
-    return flow.latest(flow.earliest())
 
 
 def _entering(items: _Items, loop: Node | None, place: int) -> Iterable[Item]:

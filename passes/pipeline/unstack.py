@@ -154,7 +154,9 @@ class _Writer:
         assert not isinstance(x, Const)
         if x in self.parts:
             return self.parts[x]
-        slices = [self.emit(partial(_sliced, begin=a, end=b), [x]) for a, b in self.spans]
+        slices = [
+            self.emit(partial(lax.slice_in_dim, start_index=a, limit_index=b), [x]) for a, b in self.spans
+        ]
         return tuple(slices)
 
     def one(self, x: Operand) -> Operand:
@@ -283,10 +285,6 @@ T = TypeVar("T")
 
 def _flat(groups: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
     return tuple(x for group in groups for x in group)
-
-
-def _sliced(x: jax.Array, begin: int, end: int) -> jax.Array:
-    return lax.slice_in_dim(x, begin, end)
 
 
 def _together(*parts: jax.Array) -> jax.Array:

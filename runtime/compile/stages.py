@@ -1,12 +1,12 @@
 """Plans a traced program with stages, and makes what runs it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from sbp.compat.untyped import Prefix, PyTree
 from sbp.errors import Problem, raise_all
-from sbp.hardware.catalogue import Hardware, hardware_for
+from sbp.hardware.catalogue import hardware_for
 from sbp.notation.resolve import resolve, scalar_notes
 from sbp.options import Options
 from sbp.passes.chain import compile_stages
@@ -122,7 +122,7 @@ def build_pipeline(
     request = StagesRequest(
         name=name,
         placement=placement,
-        hardware=_hardware(options),
+        hardware=lambda p: options.hardware or hardware_for(p.kind),
         asked=signatures.asked(),
         ties=tied.arguments,
         cut=cut,
@@ -163,10 +163,6 @@ def _rank_of(schedule: object, ranks: int) -> Sequence[int] | None:
 def _is_v(schedule: object) -> bool:
     """Whether a schedule of that name goes forth and back over its ranks."""
     return isinstance(schedule, str) and schedule in GENERATORS and GENERATORS[schedule].asks.map is V
-
-
-def _hardware(options: Options) -> Callable[[Placement], Hardware]:
-    return lambda placement: options.hardware or hardware_for(placement.kind)
 
 
 def _check_placements(found: Sequence[Placement], whole: Placement) -> Iterator[Problem]:

@@ -109,7 +109,12 @@ class MemoryWalk:
         pieces = [{p.part: p for p in cut.pieces} for cut in self.cuts]
         self._once(ledgers, readers, Phase.BEFORE, sources)
         for place, cut in enumerate(self.cuts):
-            self._bring(ledgers, place, [p for p in cut.pieces if _in_loop(p)], sources)
+            self._bring(
+                ledgers,
+                place,
+                [p for p in cut.pieces if p.part.phase not in (Phase.BEFORE, Phase.AFTER)],
+                sources,
+            )
         for action in self.order:
             place = self.stages[action.stage]
             for phase in PHASES[action.kind]:
@@ -177,7 +182,3 @@ def slot_bytes(slots: Slots, slot: Slot) -> float:
     if slot.value < 0:
         return NUMBER_BYTES
     return math.prod(slots.sharding(slot).shard_shape(slots.shape(slot))) * itemsize(slots.dtype(slot))
-
-
-def _in_loop(piece: Piece) -> bool:
-    return piece.part.phase not in (Phase.BEFORE, Phase.AFTER)

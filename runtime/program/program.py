@@ -14,7 +14,8 @@ from sbp.compat.forks import check_not_forked
 from sbp.compat.untyped import PyTree
 from sbp.errors import ArgumentError, ProcessError, SbpError
 from sbp.passes.explain.internal_errors import public
-from sbp.passes.face import Plan, ProgramSource
+from sbp.passes.face import Plan
+from sbp.passes.render.program_source import ProgramSource
 from sbp.runtime.ahead_of_time.program import domain_devices, lowered_for, report_of_stages
 from sbp.runtime.call import arguments
 from sbp.runtime.call.binding import Call

@@ -9,9 +9,9 @@ from sbp.notation.resolve import to_partition_spec
 from sbp.passes.boxing.links import Network
 from sbp.passes.explain.internal_errors import public
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.face import ProgramSource
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.program import Physical
+from sbp.passes.render.program_source import ProgramSource
 from sbp.placement import Placement
 from sbp.runtime.source import specs
 from sbp.runtime.source.device import DeviceProgram, DeviceWriter

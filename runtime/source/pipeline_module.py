@@ -10,11 +10,11 @@ from functools import cached_property
 
 from sbp.errors import ArgumentError, Problem
 from sbp.passes.explain.plan import Collective, PlanData
-from sbp.passes.face import ProgramSource
 from sbp.passes.pipeline.slots import How, Piece, Slot
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.pipeline.times import ways
 from sbp.passes.program.role import Phase
+from sbp.passes.render.program_source import ProgramSource
 from sbp.runtime.source import loop_text
 from sbp.runtime.source.device import DeviceProgram, DeviceWriter
 from sbp.runtime.source.line_wrapping import WIDTH, comment, filled, statement

@@ -17,7 +17,7 @@ from models import gpt, mlp
 from sbp import AUTO, B, S
 from sbp.__main__ import main
 from sbp.errors import ArgumentError
-from sbp.passes.face import ProgramSource
+from sbp.passes.render.program_source import ProgramSource
 from sbp.rules.shards import bind, on_shards
 from tests.annotated import annotated
 from tests.golden import two_layers

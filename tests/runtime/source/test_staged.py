@@ -15,7 +15,7 @@ from models.pipeline import Pipeline
 from sbp import S
 from sbp.errors import ArgumentError
 from sbp.options import PipelineOptions
-from sbp.passes.face import ProgramSource
+from sbp.passes.render.program_source import ProgramSource
 from sbp.runtime.source.line_wrapping import WIDTH
 from tests.golden import two_stages
 from tests.passes.pipeline.scanned import arguments, step_of
