@@ -33,11 +33,11 @@ from benchmarks.versus_jax import parse
 from sbp.communication.protocol import Communication
 from sbp.passes.boxing.links import Network
 from sbp.passes.face import Plan
-from sbp.passes.physical.evaluate import Evaluator, executed
+from sbp.passes.physical.evaluate import Evaluator, executions
 from sbp.passes.physical.fusion import KernelOp, ShardSizes
 from sbp.passes.physical.program import Box, Compute, Step
 from sbp.passes.physical.sections import Sections
-from sbp.passes.physical.step_schedule import scheduled
+from sbp.passes.physical.step_schedule import schedule_step
 from sbp.rates.chips import CHIPS
 from sbp.rates.collectives import LIKE, collective_seconds, sent_share
 
@@ -61,7 +61,7 @@ class SimulatedCosts:
     @cached_property
     def scale(self) -> float:
         """Simulated seconds of kernels, as a share of those of the plan."""
-        steps = executed(self.takes.physical.steps)
+        steps = executions(self.takes.physical.steps)
         return self.kernel_seconds / sum(e.assumed * self._planned(e.step) for e in steps)
 
     def _planned(self, step: Step) -> float:
@@ -123,7 +123,7 @@ class SimulatedCosts:
 
     def serial_seconds(self) -> float:
         """The time of all steps, one after the other."""
-        return sum(e.assumed * self.seconds_of(e.step) for e in executed(self.takes.physical.steps))
+        return sum(e.assumed * self.seconds_of(e.step) for e in executions(self.takes.physical.steps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def measure(row: str, simulated_seconds: float, simulated_exposed_seconds: float
     assert plan.physical is not None
     takes = Evaluator(plan.physical, Network(plan.placement, plan.hardware))
     costs = SimulatedCosts(takes, simulated_seconds - simulated_exposed_seconds)
-    step = scheduled(takes.whole, costs, {})
+    step = schedule_step(takes.whole, costs, {})
     return OverlapRow(
         row,
         plan.seconds,

@@ -23,7 +23,7 @@ import sbp
 from sbp.options import PipelineOptions
 from sbp.passes.schedule.orders import GENERATORS, make
 from sbp.passes.schedule.simulate import simulate
-from sbp.passes.schedule.spans import apart
+from sbp.passes.schedule.spans import largest_difference
 from sbp.passes.schedule.times import Times
 
 SIZE = 4
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
             found = seconds_of(program, program.place(*given), args.repeats)
             # A profile waits for every action, with a thread per placement.
-            off = f"{apart(program.profile(*given).timeline, timeline):7.1%}" if threads else ""
+            off = f"{largest_difference(program.profile(*given).timeline, timeline):7.1%}" if threads else ""
             print(
                 f"{name:12}  {'threads' if threads else 'one':7}  {alone:11.3f} s  {ideal:8.3f} s"
                 f"  {found:7.3f} s  {alone / found:7.2f} x  {alone / found / (alone / ideal):18.0%}  {off:>7}"

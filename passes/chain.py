@@ -19,8 +19,8 @@ from sbp.passes.explain.collectives import explain
 from sbp.passes.explain.notes import everywhere_notes, recomputed_notes
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.explain.plan_figures import with_bounds
-from sbp.passes.face import Plan, faced
-from sbp.passes.pass_manager import Chain, first
+from sbp.passes.face import Plan, with_forms
+from sbp.passes.pass_manager import Chain, chain_of
 from sbp.passes.physical.buckets import bucket_collectives
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.exchanges import join_exchanges
@@ -178,7 +178,7 @@ def choose_signatures(s: Listed) -> Chosen:
 
 def _chosen(s: Listed, recall: Recall) -> tuple[FoundSignatures, ChoiceRecord]:
     """What is known already, or is found now."""
-    if (known := recall.found()) is not None:
+    if (known := recall.recorded_choice()) is not None:
         return FoundSignatures(known[0]), known[1]
     found = Search(s.candidates, recall.asked, s.boxings, s.request).run()
     return found, recall.keep(found)
@@ -188,7 +188,7 @@ def _chosen_by_one(s: Listed, recall: Recall, peers: Peers) -> tuple[FoundSignat
     """The same where one process chooses for all."""
     if not peers.leads:
         record = peers.hear(recall.question)
-        return FoundSignatures(recall.chosen(record)), record
+        return FoundSignatures(recall.signatures_of(record)), record
     try:
         found, record = _chosen(s, recall)
     except Exception as e:
@@ -239,7 +239,7 @@ def write_plan(s: Placed) -> PlanData:
     if plan.gap < 0:
         # Versions are made from each other in a way that the search did not price: its bound is not of all.
         bound = relaxed_bound(s.candidates, s.asked, s.boxings, Effort().at_most(constants.BOUND_SECONDS))
-        record = s.recall.improved(replace(record, bound=bound))
+        record = s.recall.update_bound(replace(record, bound=bound))
     plan = with_bounds(plan, record, s.candidates, s.boxings, s.assignment.cheapest_seconds)
     if plan.memory_bytes > r.limit_bytes:
         asked = r.terms.memory_limit_bytes
@@ -248,7 +248,7 @@ def write_plan(s: Placed) -> PlanData:
 
 
 PLACEMENT: Chain[Logical, PlanData] = (
-    first("rows", find_rows, lambda s: spec.check_graph(s.graph))
+    chain_of("rows", find_rows, lambda s: spec.check_graph(s.graph))
     .then("pins", check_pins, lambda s: spec.check_graph(s.graph))
     .then("equals", merge_equals, lambda s: spec.check_graph(s.graph))
     .then("hoist", hoist_weights, lambda s: spec.check_graph(s.graph))
@@ -283,7 +283,7 @@ def compile_plan(traced: TracedProgram, request: Request) -> Plan:
         other_request = replace(request, terms=usual, taken=None).with_effort()
         other = PLACEMENT.run(Logical(other_request, traced, boxings), terms.check)
         plan = replace(plan, notes=(*plan.notes, *notes.strict_notes(plan, other)))
-    return faced(plan)
+    return with_forms(plan)
 
 
 # What goes from pass to pass, for a program with stages.
@@ -372,11 +372,11 @@ def write_stages(s: Scheduled) -> Staged:
     """Writes down what every placement does, and what is sent between them."""
     r = s.request
     plan = pipeline_plan(r.name, r.placement, s.stages, s.schedule, r.notes)
-    return Staged(s.stages, s.schedule, faced(plan))
+    return Staged(s.stages, s.schedule, with_forms(plan))
 
 
 STAGES: Chain[Whole, Staged] = (
-    first("divide", divide_into_stages, lambda s: spec.check_graph(s.graph))
+    chain_of("divide", divide_into_stages, lambda s: spec.check_graph(s.graph))
     .then("hoist", hoist, lambda s: spec.check_graph(s.graph))
     .then("sums", keep_sums_apart, lambda s: spec.check_graph(s.graph))
     .then("placements", plan_placements, lambda s: check_stages(s.stages))

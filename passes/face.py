@@ -110,7 +110,7 @@ class Plan(PlanData):
         if most is None and self._ops > MOST_OPS:
             return {}
         wanted = PAGE_CHOICES if most is None else most
-        rows = sorted((c for c, _ in self.merged()), key=lambda c: c.cost, reverse=True)[:wanted]
+        rows = sorted((c for c, _ in self.merged_collectives()), key=lambda c: c.cost, reverse=True)[:wanted]
         if not rows:
             return {}
         found = self.replanner.rows_choices(self, rows, PAGE_ALTERNATIVES, time_limit)
@@ -152,7 +152,7 @@ class Plan(PlanData):
           ArgumentError: as `why` does.
           SbpError: for a signature that the tensor cannot have.
         """
-        held = faced(self._replanner("what_if").held(self, tensor, _signature(tensor, signature)))
+        held = with_forms(self._replanner("what_if").hold(self, tensor, _signature(tensor, signature)))
         return with_writer(held, self.parts[0].writer, self.writer)
 
     def source(self) -> ProgramSource:
@@ -216,13 +216,13 @@ def _signature(tensor: str, given: object) -> NdSbp:
     raise SignatureError(Problem("signature", f"Plan.what_if({tensor!r}, ...)", repr(given), legal, why, fix))
 
 
-def faced(plan: PlanData) -> Plan:
+def with_forms(plan: PlanData) -> Plan:
     """The plan with its ways to be shown, those of its stages too."""
     if isinstance(plan, Plan):
         return plan
     # Field by field, without a copy: the program inside may be large.
     given: dict[str, Any] = {f.name: getattr(plan, f.name) for f in fields(plan)}
-    return Plan(**given | {"stages": tuple(map(faced, plan.stages))})
+    return Plan(**given | {"stages": tuple(map(with_forms, plan.stages))})
 
 
 def with_writer(plan: Plan, writer: Writes | None, of_stages: Writes | None = None) -> Plan:
@@ -241,7 +241,7 @@ def read_text(text: str) -> Plan:
     Raises:
       ArgumentError: as `load_plan` does.
     """
-    return faced(files.parse_plan(text, "unpickling a plan"))
+    return with_forms(files.parse_plan(text, "unpickling a plan"))
 
 
 @public
@@ -251,4 +251,4 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     Raises:
       ArgumentError: if the file holds no plan, or one of a version that is not known.
     """
-    return faced(files.load_plan(path))
+    return with_forms(files.load_plan(path))

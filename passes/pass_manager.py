@@ -56,7 +56,7 @@ class Chain(Generic[In, Out]):
         return out
 
 
-def first(name: str, run: Callable[[In], Out], holds: Callable[[Out], None]) -> Chain[In, Out]:
+def chain_of(name: str, run: Callable[[In], Out], holds: Callable[[Out], None]) -> Chain[In, Out]:
     """A chain of one pass."""
     return Chain((Pass(name, run, holds),))
 

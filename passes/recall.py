@@ -36,7 +36,7 @@ class Recall:
     boxings: Boxings
     request: Request
 
-    def found(self) -> tuple[ChosenSignatures, ChoiceRecord] | None:
+    def recorded_choice(self) -> tuple[ChosenSignatures, ChoiceRecord] | None:
         """What need not be searched for: what is given, else what was found before.
 
         Raises:
@@ -50,7 +50,7 @@ class Recall:
         if record is None or record.program != self.graph.text:
             return None
         try:
-            return self.chosen(record), record
+            return self.signatures_of(record), record
         except (NotTaken, spec.SpecError):  # the file says something else than it was given
             return None
 
@@ -61,20 +61,20 @@ class Recall:
         """
         asked, digests = (self.request.in_sbp, self.request.out_sbp), (self.graph.text, self.costs)
         record = record_of(self.candidates.graph, found.assignment, asked, digests, found.notes)
-        return record if found.is_cut or found.smallest is not None else self.saved(record)
+        return record if found.is_cut or found.smallest is not None else self.save(record)
 
-    def saved(self, record: ChoiceRecord) -> ChoiceRecord:
+    def save(self, record: ChoiceRecord) -> ChoiceRecord:
         """The record, which the store has from now on; what was given it does not keep."""
         r = self.request
         if r.terms.store is not None and r.taken is None and self.key is not None:
             r.terms.store.save(self.key, record)
         return record
 
-    def improved(self, record: ChoiceRecord) -> ChoiceRecord:
+    def update_bound(self, record: ChoiceRecord) -> ChoiceRecord:
         """A record with another bound, which the store has if it has the record."""
         store = self.request.terms.store
         if store is not None and self.key is not None and store.has(self.key):
-            self.saved(record)
+            self.save(record)
         return record
 
     def _given(self, record: ChoiceRecord) -> tuple[ChosenSignatures, ChoiceRecord]:
@@ -83,7 +83,7 @@ class Recall:
                 raise NotTaken("", _difference(record, self.candidates), "a plan of this program")
             if record.costs != self.costs:
                 record = replace(record, bound=0.0, costs=self.costs, notes=(*record.notes, OTHER_COSTS))
-            return self.chosen(record), record
+            return self.signatures_of(record), record
         except NotTaken as e:
             made = f"; that one was made by {record.made_by}" if record.made_by != versions() else ""
             raise ArgumentError(
@@ -97,7 +97,7 @@ class Recall:
                 )
             ) from None
 
-    def chosen(self, record: ChoiceRecord) -> ChosenSignatures:
+    def signatures_of(self, record: ChoiceRecord) -> ChosenSignatures:
         """What a record says of this program.
 
         Raises:
@@ -167,7 +167,7 @@ class Recall:
             seen.add((id(listed), traffic))
             for s in listed:
                 seconds = node_seconds(c.graph, node, s, network, traffic)
-                held = held_bytes(c.graph, node, s.lying, c.placement.shape)
+                held = held_bytes(c.graph, node, s.signatures, c.placement.shape)
                 yield f"{node.op} {s} {seconds} {held}"
 
 

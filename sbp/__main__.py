@@ -28,7 +28,7 @@ from sbp.commandline.user_file import (
 )
 from sbp.errors import SbpError
 from sbp.hardware.file import hardware_from
-from sbp.passes.render.terminal import fitted, print_fitted, terminal_width, writable
+from sbp.passes.render.terminal import fit_lines, print_fitted, terminal_width, writable
 from sbp.placement import Placement, as_placement, parse_placement
 
 if TYPE_CHECKING:  # help and mistakes are printed before JAX is there
@@ -375,7 +375,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:
         raise
     except (SbpError, OSError) as e:
-        print(fitted(f"error: {e}", terminal_width(sys.stderr)), file=sys.stderr)
+        print(fit_lines(f"error: {e}", terminal_width(sys.stderr)), file=sys.stderr)
         return 1
     finally:
         sys.stdout.flush()

@@ -9,7 +9,7 @@ from sbp.communication.protocol import Communication
 from sbp.passes.boxing.moves import itemsize, wire_bytes
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.reasons import Reasons
-from sbp.passes.physical.evaluate import Evaluator, Execution, executed
+from sbp.passes.physical.evaluate import Evaluator, Execution, executions
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step
 from sbp.passes.physical.step_schedule import ScheduledStep, trips_of
 from sbp.passes.plan.cost import communication_seconds
@@ -37,7 +37,7 @@ def explain(
     """
     physical, graph = takes.physical, takes.physical.graph
     reasons = Reasons(physical, Names(graph, *paths))
-    step, sending = takes.scheduled, communicating(physical)
+    step, sending = takes.scheduled, communication_steps(physical)
     collectives = tuple(
         _moved(row_name(i), s, n, takes, reasons, step)
         if isinstance(s, Box)
@@ -63,7 +63,7 @@ def explain(
         tuple(paths[0]),
         tuple(paths[1]),
         (*notes, *_no_rule(graph, physical)),
-        named(physical, reasons),
+        with_row_names(physical, reasons),
         donated=tuple(takes.donated),
     )
 
@@ -82,7 +82,7 @@ def scope_of_rows(names: Sequence[str]) -> str:
     return ROW_SCOPE + "+".join(names) if any(names) else ""
 
 
-def named(physical: Physical, reasons: Reasons) -> Physical:
+def with_row_names(physical: Physical, reasons: Reasons) -> Physical:
     """The same program, whose steps know their rows of the plan, and moves the line that caused them."""
     # By identity: two equal steps are two collectives, with a row each.
     rows: dict[int, list[str]] = {}
@@ -114,7 +114,7 @@ class InnerCollective:
     position: int
 
 
-def communicating(physical: Physical) -> list[tuple[Box | InnerCollective, Execution]]:
+def communication_steps(physical: Physical) -> list[tuple[Box | InnerCollective, Execution]]:
     """One per `Plan.collectives`: the moves and the ops that send something, and how often each is run."""
     first: dict[int, tuple[Box | InnerCollective, Execution]] = {}
     for row, what, how in rows_of(physical):
@@ -131,13 +131,13 @@ def rows_of(physical: Physical) -> Iterator[tuple[int, Box | InnerCollective, Ex
     """
     fresh = itertools.count()
     asked: dict[object, int] = {}
-    for how in executed(physical.steps):
+    for how in executions(physical.steps):
         step = how.step
         if isinstance(step, Box) and _sends(step, physical):
             yield next(fresh), step, how
         elif isinstance(step, Compute):
             communication = communication_of(
-                physical.graph, step.node, step.strategy.lying, physical.placement.shape
+                physical.graph, step.node, step.strategy.signatures, physical.placement.shape
             )
             for k, t in enumerate(communication):
                 version = step.node.inputs[t.operand], step.strategy.operands[t.operand]
@@ -159,7 +159,7 @@ def _messages(takes: Evaluator) -> Iterator[Sequence[Step]]:
 
 
 def _sends(box: Box, physical: Physical) -> bool:
-    shape, dtype = physical.sent(box)
+    shape, dtype = physical.sent_type(box)
     return wire_bytes(box.move, shape, itemsize(box.move, dtype), physical.placement.shape) > 0
 
 
@@ -167,7 +167,7 @@ def _moved(
     name: str, box: Box, how: Execution, takes: Evaluator, reasons: Reasons, step: ScheduledStep
 ) -> Collective:
     placement, move = takes.physical.placement, box.move
-    shape, dtype = takes.physical.sent(box)
+    shape, dtype = takes.physical.sent_type(box)
     return Collective(
         kind=move.kind,
         tensor=reasons.names.of(box.value),
@@ -212,7 +212,7 @@ def _inside(
         seconds=how.assumed * communication_seconds(communication, takes.network),
         exposed_seconds=step.exposed_of(op, inside.position),
         source=str(op.node.source),
-        reason=reasons.inside(op, communication),
+        reason=reasons.inner_reason(op, communication),
         name=name,
     )
 

@@ -148,12 +148,14 @@ class MeasuredStep:
         )
 
 
-def numbered(steps: Sequence[Mapping[str, Any]], times: int = 1) -> Iterator[tuple[Mapping[str, Any], int]]:
+def steps_by_number(
+    steps: Sequence[Mapping[str, Any]], times: int = 1
+) -> Iterator[tuple[Mapping[str, Any], int]]:
     """The steps of a program in JSON, in the order of their numbers, each with its number of executions."""
     for step in steps:
         yield step, times
         for body in step.get("bodies", ()):
-            yield from numbered(body, times * step["assumed_trips"])
+            yield from steps_by_number(body, times * step["assumed_trips"])
 
 
 def kernel_estimate(step: Mapping[str, Any]) -> float:
@@ -173,7 +175,7 @@ def group_times(program: Mapping[str, Any], measured: MeasuredStep) -> list[Grou
     found: dict[tuple[str, str], list[float]] = {}
     if not measured.step_seconds:
         return []
-    for (step, times), seconds in zip(numbered(program["steps"]), measured.step_seconds, strict=True):
+    for (step, times), seconds in zip(steps_by_number(program["steps"]), measured.step_seconds, strict=True):
         estimated = times * kernel_estimate(step)
         if not estimated and not seconds:
             continue
@@ -190,7 +192,7 @@ def group_times(program: Mapping[str, Any], measured: MeasuredStep) -> list[Grou
 
 def kernels_estimate(program: Mapping[str, Any]) -> float:
     """The seconds of all kernels of a step, by the plan."""
-    return math.fsum(times * kernel_estimate(step) for step, times in numbered(program["steps"]))
+    return math.fsum(times * kernel_estimate(step) for step, times in steps_by_number(program["steps"]))
 
 
 def same_plan(a: PlanData, b: PlanData) -> bool:

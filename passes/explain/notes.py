@@ -16,7 +16,7 @@ from sbp.layout import at_rest
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.moves import Move
 from sbp.passes.explain.plan import CUT_OFF, PlanData
-from sbp.passes.physical.evaluate import Evaluator, executed
+from sbp.passes.physical.evaluate import Evaluator, executions
 from sbp.passes.physical.program import Box, Compute, Physical
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.clusters import op_count
@@ -295,7 +295,7 @@ def _done_everywhere(physical: Physical, axis: int, network: Network) -> Node | 
     """The op that takes longest, if nearly all work is repeated on all devices of an axis."""
     graph, takes, total, same = physical.graph, Evaluator(physical, network), 0.0, 0.0
     most, heaviest = -1.0, None
-    for how in executed(physical.steps):
+    for how in executions(physical.steps):
         step = how.step
         if not isinstance(step, Compute) or not step.node.outputs:
             continue

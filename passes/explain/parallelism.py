@@ -40,7 +40,7 @@ class AxisUse:
         """All but the number of its devices."""
         return self.products, self.state
 
-    def beside(self, other: AxisUse) -> AxisUse:
+    def merge(self, other: AxisUse) -> AxisUse:
         """Two axes of the same use as one."""
         return replace(self, devices=self.devices * other.devices)
 
@@ -60,7 +60,7 @@ def parallelism_text(plan: PlanData, state: Collection[str]) -> str:
     """
     uses = axis_uses(plan, state)
     if uses:
-        merged = (reduce(AxisUse.beside, alike) for _, alike in groupby(uses, key=AxisUse.what))
+        merged = (reduce(AxisUse.merge, alike) for _, alike in groupby(uses, key=AxisUse.what))
         return ", ".join(str(use) for use in merged if use.devices > 1) or "alone"
     if plan.physical is None or not plan.in_paths:
         return "no arguments"

@@ -92,7 +92,7 @@ class Replans(Protocol):
         """The same of the tensors of rows of the plan, as `merged` has them, and what to write to do without
         each; as many rows as there is time for."""
 
-    def held(self, plan: PlanData, name: str, nd: NdSbp) -> PlanData:
+    def hold(self, plan: PlanData, name: str, nd: NdSbp) -> PlanData:
         """The plan with a tensor held to a signature, and everything else planned again."""
 
 
@@ -143,7 +143,7 @@ class Collective:
         return self.exposed_seconds, self.seconds
 
 
-def together(same: Sequence[Collective]) -> Collective:
+def merged_collective(same: Sequence[Collective]) -> Collective:
     """Collectives that are alike as one."""
     return replace(
         same[0],
@@ -241,7 +241,7 @@ class PlanData:
         return self.stages or (self,)
 
     @cached_property
-    def drawn(self) -> dict[str, Any]:
+    def form_cache(self) -> dict[str, Any]:
         """What one form of the plan has found of it, for the next ones: a large program takes seconds."""
         return {}
 
@@ -328,7 +328,7 @@ class PlanData:
             wire[c.kind] = wire.get(c.kind, 0.0) + c.wire_bytes
         return {k: (n, wire[k]) for k, n in count.items()}
 
-    def merged(self) -> tuple[tuple[Collective, int], ...]:
+    def merged_collectives(self) -> tuple[tuple[Collective, int], ...]:
         """Collectives that differ in nothing a reader cares about as one row, with how many there are.
 
         Names that differ in an index only, as those of layers do, are one name with `[*]`.
@@ -339,7 +339,7 @@ class PlanData:
             key = (c.kind, c.shape, c.dtype, c.before, c.after, c.axes, c.source, why)
             rows.setdefault(key, []).append(c)
         return tuple(
-            (replace(together(same), reason=common(c.reason for c in same)), len(same))
+            (replace(merged_collective(same), reason=common(c.reason for c in same)), len(same))
             for same in rows.values()
         )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from sbp.annotation import annotate_p
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain.choices import PlanFigures, SentAt
-from sbp.passes.explain.collectives import InnerCollective, communicating, row_name
+from sbp.passes.explain.collectives import InnerCollective, communication_steps, row_name
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.reasons import Reasons
 from sbp.passes.explain.targets import Target
@@ -30,7 +30,7 @@ def figures_of_program(takes: Evaluator) -> PlanFigures:
     """What a program costs."""
     sent = sum(
         how.times * (takes.box_bytes(what) if isinstance(what, Box) else what.communication.wire_bytes)
-        for what, how in communicating(takes.physical)
+        for what, how in communication_steps(takes.physical)
     )
     return PlanFigures(takes.seconds(), takes.scheduled.seconds, sent, takes.peak_bytes())
 
@@ -57,7 +57,7 @@ def made_by(physical: Physical, values: Sequence[int]) -> str:
     for v in values:
         if v in makers:
             node, s = makers[v]
-            ends = (", ".join(map(format_sbp, lying)) for lying in s.lying)
+            ends = (", ".join(map(format_sbp, lying)) for lying in s.signatures)
             texts.append(f"{node.op} at {node.source} as {' -> '.join(ends)}")
     every = dict.fromkeys(texts)
     more = [f"{len(every) - 2} other ways"] if len(every) > 2 else []
@@ -73,9 +73,9 @@ def sent_at(takes: Evaluator) -> tuple[SentAt, ...]:
     physical = takes.physical
     reasons = Reasons(physical, Names(physical.graph, (), ()))
     found: dict[tuple[str, str, tuple[int, ...]], float] = {}
-    for what, how in communicating(physical):
+    for what, how in communication_steps(physical):
         if isinstance(what, Box):
-            key = what.move.kind, str(reasons.source(what)), tuple(physical.sent(what)[0])
+            key = what.move.kind, str(reasons.source(what)), tuple(physical.sent_type(what)[0])
             seconds = takes.box_seconds(what)
         else:
             shape = physical.graph.operand(what.step.node.inputs[what.communication.operand]).shape
@@ -87,7 +87,7 @@ def sent_at(takes: Evaluator) -> tuple[SentAt, ...]:
 
 def moves_of(physical: Physical, c: Collective) -> list[Box | InnerCollective]:
     """What a row of a plan stands for: the moves, or what ops send."""
-    whats = {row_name(i): what for i, (what, _) in enumerate(communicating(physical))}
+    whats = {row_name(i): what for i, (what, _) in enumerate(communication_steps(physical))}
     return [whats[name] for name in c.name.split("+") if name in whats]
 
 
@@ -128,7 +128,7 @@ def sent_target(physical: Physical, c: Collective, ties: Sequence[int | None]) -
     if alike[0] in given:
         at = tuple(given[v] for v in alike)
         return Target(c.tensor, first.shape, first.dtype, at, (), (), (physical.inputs[at[0]],))
-    lying = (flow.made[alike[0]], *(nd for _, nd in flow.wanted.get(alike[0], ())))
+    lying = (flow.result_sbp[alike[0]], *(nd for _, nd in flow.readers.get(alike[0], ())))
     name = f"{c.tensor}, made at {flow.makers[alike[0]][0].source}"
     return Target(name, first.shape, first.dtype, (), (), tuple(alike), tuple(dict.fromkeys(lying)))
 

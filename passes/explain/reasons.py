@@ -94,7 +94,7 @@ class Reasons:
             origin = self._origin(box)
             if origin is not None and origin[0].source.file:
                 return origin[0].source
-        wanted = self._flow.computed.get(box.user)
+        wanted = self._flow.computations.get(box.user)
         if wanted is not None and wanted[0].source.file:
             return wanted[0].source
         made = self._flow.makers.get(box.value) or self._flow.makers.get(self._flow.across.get(box.value, -1))
@@ -112,7 +112,7 @@ class Reasons:
         found = [every[a] for a in move.axes] if every else []
         return min((o for o in found if o is not None and o[1] != own), default=(0, ""))[1]
 
-    def inside(self, step: Compute, communication: Communication) -> str:
+    def inner_reason(self, step: Compute, communication: Communication) -> str:
         """One sentence on a collective inside an op."""
         x, nd = step.node.inputs[communication.operand], step.strategy.operands[communication.operand]
         splits = self._splits.get((x, nd), ()) if not isinstance(x, Const) else ()
@@ -165,7 +165,7 @@ class Reasons:
             border = self._flow.borders[box.user]
             who = self._reader(box.value) or f"{loop_name(border)} at {border.source}"
             return f"{who} takes it as {format_sbp(box.move.after)}"
-        node, strategy = self._flow.computed[box.user]
+        node, strategy = self._flow.computations[box.user]
         if pin_of(node) is not None:
             where = node.source if node.source.file else node.source.scope
             return f"{where} is annotated {format_sbp(strategy.results[0])}"

@@ -73,7 +73,7 @@ class TensorEntry:
     place: int = 0
 
 
-def called(
+def tensors_called(
     name: str, program: str, ends: Sequence[TensorEntry], made: Sequence[TensorEntry]
 ) -> list[TensorEntry]:
     """The tensors that a name means, all of one kind.
@@ -156,7 +156,7 @@ class NamedTensors:
         Raises:
           ArgumentError: for a name that means none, with the nearest ones, or several kinds.
         """
-        return target_of(called(name, self.plan.name, self.ends, self.made))
+        return target_of(tensors_called(name, self.plan.name, self.ends, self.op_results))
 
     @cached_property
     def ends(self) -> tuple[TensorEntry, ...]:
@@ -185,7 +185,7 @@ class NamedTensors:
         return tuple(out)
 
     @cached_property
-    def made(self) -> tuple[TensorEntry, ...]:
+    def op_results(self) -> tuple[TensorEntry, ...]:
         """What ops make, bodies of loops included."""
         return tuple(self._made())
 
@@ -194,13 +194,13 @@ class NamedTensors:
         names = Names(self.graph, self.plan.in_paths, self.plan.out_paths)
         for node in self.graph.walk():
             for v in node.outputs:
-                if v not in flow.made:
+                if v not in flow.result_sbp:
                     continue
                 value, name, line = self.graph.values[v], names.of(v), str(node.source)
                 tensor = tensor_text(value.shape, value.dtype)
                 full = f"{without_indices(name)} at {line}, {tensor}"
                 labels = (*_with_patterns([f"{name} at {line}", name]), f"{name} at {line}, {tensor}", full)
-                lying = (flow.made[v], *(nd for _, nd in flow.wanted.get(v, ())))
+                lying = (flow.result_sbp[v], *(nd for _, nd in flow.readers.get(v, ())))
                 signatures = tuple(dict.fromkeys(lying))
                 kind, loosely = (value.shape, value.dtype, signatures), (f"{node.op} at {line}", line)
                 yield TensorEntry(full, labels, full, ("value", v), *kind, loosely)

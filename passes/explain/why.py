@@ -6,10 +6,10 @@ from functools import cached_property
 
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
-from sbp.passes.explain.collectives import InnerCollective, communicating
+from sbp.passes.explain.collectives import InnerCollective, communication_steps
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.words import kind_text, over_text, tensor_text
-from sbp.passes.physical.evaluate import executed
+from sbp.passes.physical.evaluate import executions
 from sbp.passes.physical.program import Compute, Flow, Physical
 from sbp.passes.plan.candidates import Candidates, Strategy, enumerate_candidates
 from sbp.passes.plan.cost import node_seconds
@@ -68,11 +68,13 @@ class Alternatives:
         seconds = node_seconds(p.graph, node, strategy, self._boxings.network, p.traffic.get(node.id))
         for x, nd, strict in zip(node.inputs, strategy.operands, strategy.strict, strict=True):
             if not isinstance(x, Const):
-                others = {n for user, n in self._flow.wanted[x] if user != node.id and not _sums(n)}
-                seconds += min(self._move(x, have, nd, strict) for have in {self._flow.made[x], *others})
+                others = {n for user, n in self._flow.readers[x] if user != node.id and not _sums(n)}
+                seconds += min(
+                    self._move(x, have, nd, strict) for have in {self._flow.result_sbp[x], *others}
+                )
         for v, nd in zip(node.outputs, strategy.results, strict=True):
             seconds += sum(
-                self._move(v, nd, wanted, False) for wanted in {n for _, n in self._flow.wanted.get(v, ())}
+                self._move(v, nd, wanted, False) for wanted in {n for _, n in self._flow.readers.get(v, ())}
             )
         return seconds
 
@@ -141,8 +143,8 @@ def _one(plan: PlanData, index: int, what_if: Alternatives | None) -> list[str]:
         return lines
     if what_if is None:
         return [*lines, "  (a plan from a file knows no alternatives)"]
-    steps = [(e.step, e.assumed) for e in executed(what_if.physical.steps) if isinstance(e.step, Compute)]
-    box, how = communicating(what_if.physical)[index]
+    steps = [(e.step, e.assumed) for e in executions(what_if.physical.steps) if isinstance(e.step, Compute)]
+    box, how = communication_steps(what_if.physical)[index]
     if isinstance(box, InnerCollective):
         return [*lines, *_alternatives("needs", box.step, how.assumed, what_if)]
     beside = [("makes", *s) for s in steps if box.value in s[0].node.outputs]

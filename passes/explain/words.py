@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from sbp.passes.explain.plan import Collective, PlanData, together
+from sbp.passes.explain.plan import Collective, PlanData, merged_collective
 from sbp.passes.schedule.spans import Timeline
 from sbp.text.units import bytes_text, seconds_text
 
@@ -121,7 +121,7 @@ def rows(
     most = int(min(limit, len(every)))
     shown, rest = every[:most], every[most:]
     if not by_time:
-        place = {c: k for k, (c, _) in enumerate(plan.merged())}
+        place = {c: k for k, (c, _) in enumerate(plan.merged_collectives())}
         shown.sort(key=lambda r: place[r.collective])
     return tuple(shown), tuple(rest)
 
@@ -129,7 +129,7 @@ def rows(
 def messages(plan: PlanData) -> list[list[TableRow]]:
     """The rows, those together that are sent in the same messages, the costliest first."""
     sent: dict[object, list[tuple[Collective, int]]] = {}
-    for c, n in plan.merged():
+    for c, n in plan.merged_collectives():
         key = c.message if c.message and not plan.stages else len(sent)
         sent.setdefault(key, []).append((c, n))
     found = []
@@ -144,7 +144,7 @@ def as_one(same: Sequence[TableRow]) -> TableRow:
     """The rows of a message as one."""
     if len(same) == 1:
         return same[0]
-    c = together([r.collective for r in same])
+    c = merged_collective([r.collective for r in same])
     tensor = f"{same[0].collective.tensor}, in a message with {len(same) - 1} more"
     return TableRow(replace(c, tensor=tensor), c.count, sum(r.tensors for r in same), c.exposed_seconds)
 

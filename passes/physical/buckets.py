@@ -12,7 +12,7 @@ from typing import TypeAlias
 from sbp.compat import core
 from sbp.hardware.catalogue import Hardware
 from sbp.passes.boxing.moves import wire_bytes
-from sbp.passes.physical.program import Border, Box, Physical, Step, Version, grouped, reads, writes
+from sbp.passes.physical.program import Border, Box, Physical, Step, Version, group_by_barrier, reads, writes
 from sbp.passes.plan.cost import local_bytes
 from sbp.signature import Split
 
@@ -49,7 +49,7 @@ def _bucketed(
             step = replace(step, bodies=tuple(bodies))
         inner.append(step)
     queue = _Queue(_Small(physical, limit_bytes, inner), inner, first)
-    return grouped(queue.run()), queue.bucket
+    return group_by_barrier(queue.run()), queue.bucket
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,13 @@ class _Small:
                 and self.is_small(step)
                 and all(makers.get(v, 1) == 1 for v in (*reads(step), *writes(step)))
             ):
-                _, dtype = self.physical.sent(step)
+                _, dtype = self.physical.sent_type(step)
                 keys[i] = (step.move.kind, step.move.axes, str(dtype), step.owned)
         return keys
 
     def is_small(self, box: Box) -> bool:
         """Whether a move is a collective that is worth packing with others."""
-        (shape, dtype), move = self.physical.sent(box), box.move
+        (shape, dtype), move = self.physical.sent_type(box), box.move
         if move.kind not in KINDS or core.is_key(dtype):
             return False
         if move.kind in ("all_gather", "all_to_all") and not isinstance(move.old, Split):
@@ -90,7 +90,7 @@ class _Small:
 
     def bytes(self, box: Box) -> float:
         """The larger end of a move, on one device."""
-        (shape, dtype), hierarchy = self.physical.sent(box), self.physical.placement.shape
+        (shape, dtype), hierarchy = self.physical.sent_type(box), self.physical.placement.shape
         ends = (box.move.before, box.move.after)
         return max(local_bytes(shape, dtype, nd, hierarchy) for nd in ends)
 

@@ -69,7 +69,7 @@ def shortest_by_trying(
         cost = float(costs[k])
         if tried >= constants.PROGRAMS_TRIED[math.isinf(least)] or steps[k] >= least:
             break
-        plain = model.chosen(states[:, k].tolist(), cost, bound)
+        plain = model.chosen_signatures(states[:, k].tolist(), cost, bound)
         # What runs again comes on top of what an assignment costs, and may be all that fits.
         again = (replace(plain, recomputed=way) for way in ways)
         for x in itertools.chain([plain], (x for x in again if is_possible(candidates, x, boxings))):

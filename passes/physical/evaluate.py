@@ -29,9 +29,9 @@ from sbp.passes.physical.step_schedule import (
     ScheduleTimes,
     SentId,
     loop_step,
-    noted,
     part_seconds,
-    scheduled,
+    schedule_step,
+    schedule_times,
 )
 from sbp.passes.physical.trips import trip_ops
 from sbp.passes.plan.cost import communication_seconds, node_seconds
@@ -103,7 +103,7 @@ class Evaluator:
 
     def box_seconds(self, box: Box) -> float:
         """The time of a move, once."""
-        shape, dtype = self.physical.sent(box)
+        shape, dtype = self.physical.sent_type(box)
         key, known = (id(box.move), shape, dtype), self.facts.seconds
         if key not in known:
             known[key] = self.network.seconds(box.move, shape, dtype)
@@ -111,7 +111,7 @@ class Evaluator:
 
     def box_bytes(self, box: Box) -> float:
         """What one device sends in a move, once."""
-        shape, dtype = self.physical.sent(box)
+        shape, dtype = self.physical.sent_type(box)
         key, known = (id(box.move), shape, dtype), self.facts.wire_bytes
         if key not in known:
             known[key] = self.network.wire_bytes(box.move, shape, dtype)
@@ -143,7 +143,7 @@ class Evaluator:
     def seconds(self, steps: Iterable[Step] | None = None) -> float:
         """The time of all steps, or of some of them."""
         every = self.physical.steps if steps is None else steps
-        return sum(e.assumed * self.seconds_of(e.step) for e in executed(every))
+        return sum(e.assumed * self.seconds_of(e.step) for e in executions(every))
 
     def communication_times(self, step: Compute) -> list[tuple[Communication, float]]:
         """What an op sends itself, each with its time."""
@@ -151,7 +151,7 @@ class Evaluator:
             return []
         p, known = self.physical, self.facts.communication
         if id(step) not in known:
-            communication = communication_of(p.graph, step.node, step.strategy.lying, p.placement.shape)
+            communication = communication_of(p.graph, step.node, step.strategy.signatures, p.placement.shape)
             known[id(step)] = [(t, communication_seconds(t, self.network)) for t in communication]
         return known[id(step)]
 
@@ -161,7 +161,7 @@ class Evaluator:
         largest = max(range(len(boxes)), key=sizes.__getitem__)
         if sizes[largest] == 0:  # over an axis of one device
             return 0.0
-        (sent, dtype), times = self.physical.sent(boxes[largest]), sum(sizes) / sizes[largest]
+        (sent, dtype), times = self.physical.sent_type(boxes[largest]), sum(sizes) / sizes[largest]
         shape = (math.ceil(sent[0] * times), *sent[1:]) if sent else (math.ceil(times),)
         return self.network.seconds(boxes[largest].move, shape, dtype)
 
@@ -188,12 +188,12 @@ class Evaluator:
         """The same of the whole program, nearer to what XLA makes of it, and found more slowly."""
         if not self.hides:
             return ScheduledStep(self.seconds(), self._alone())
-        return scheduled(self.whole, self, donations(self.physical, self.donated))
+        return schedule_step(self.whole, self, donations(self.physical, self.donated))
 
     def _alone(self) -> dict[SentId, float]:
         """What each collective takes, all executions together."""
         found = dict[SentId, float]()
-        for e in executed(self.physical.steps):
+        for e in executions(self.physical.steps):
             if isinstance(e.step, Compute):
                 for k, (_, seconds) in enumerate(self.communication_times(e.step)):
                     found[id(e.step), k] = e.assumed * seconds
@@ -229,7 +229,7 @@ class Evaluator:
     @cached_property
     def timeline(self) -> tuple[BodyOrder, ScheduleTimes] | None:
         """When what runs in a step, a loop as one kernel; None where nothing runs beside anything."""
-        return noted(self.whole, self) if self.hides else None
+        return schedule_times(self.whole, self) if self.hides else None
 
     @property
     def course_seconds(self) -> Sequence[float]:
@@ -344,14 +344,14 @@ def donations(physical: Physical, donated: Iterable[int]) -> dict[Version, Versi
     return pairs
 
 
-def executed(steps: Iterable[Step], times: int = 1, assumed: int = 1) -> Iterator[Execution]:
+def executions(steps: Iterable[Step], times: int = 1, assumed: int = 1) -> Iterator[Execution]:
     """Every step, bodies included, with how often it runs."""
     for step in steps:
         yield Execution(step, times, assumed)
         if isinstance(step, Border):
             inner = times * trips(step.node), assumed * assumed_trips(step.node)
             for body in step.bodies:
-                yield from executed(body, *inner)
+                yield from executions(body, *inner)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def keys_of(physical: Physical, step: Step) -> Hashable | None:
     """Which keys an op sends to the owners of rows; None if none. Ops with equal ones send the same."""
     if not isinstance(step, Compute) or step.node.rule is None or step.node.rule.keys is None:
         return None
-    sent = communication_of(physical.graph, step.node, step.strategy.lying, physical.placement.shape)
+    sent = communication_of(physical.graph, step.node, step.strategy.signatures, physical.placement.shape)
     keys = next((c for c in sent if c.kind == "all_to_all"), None)
     return None if keys is None else asked_of(step, keys) or ("own", step.node.id)
 
@@ -70,7 +70,7 @@ def _kind(physical: Physical, step: Step) -> Hashable | None:
         return None
     if step.node.rule.keys is None:
         return None
-    sent = communication_of(physical.graph, step.node, step.strategy.lying, physical.placement.shape)
+    sent = communication_of(physical.graph, step.node, step.strategy.signatures, physical.placement.shape)
     kinds = tuple((c.kind, c.axes) for c in sent)
     return (step.node.op, kinds) if any(kind == "all_to_all" for kind, _ in kinds) else None
 

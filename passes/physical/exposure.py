@@ -13,7 +13,7 @@ import numpy as np
 
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.buckets import bucket_collectives
-from sbp.passes.physical.evaluate import Evaluator, StepFacts, executed
+from sbp.passes.physical.evaluate import Evaluator, StepFacts, executions
 from sbp.passes.physical.insert import Computes, insert_boxing
 from sbp.passes.physical.owners import mark_owners
 from sbp.passes.physical.program import Box, Compute
@@ -89,7 +89,7 @@ class Clock:
         sent, exposed, talked, waited = (defaultdict[int, float](float) for _ in range(4))
         # What ops that run again make is none of the program's values: the search has other ids for it.
         known, serial = len(self.candidates.graph.values), 0.0
-        for e in executed(takes.physical.steps):
+        for e in executions(takes.physical.steps):
             serial += e.assumed * takes.seconds_of(e.step)
             if isinstance(e.step, Box):
                 if takes.box_bytes(e.step) > 0 and e.step.value < known:
@@ -181,7 +181,7 @@ class Exposure:
         """What part of their tables counts, per kind of edges."""
         return np.array([shares[g] for g in self.tables])
 
-    def weighted(self, shares: Shares, unary: Sequence[Table]) -> CostNetwork:
+    def weighted_network(self, shares: Shares, unary: Sequence[Table]) -> CostNetwork:
         """The network with these shares; tables of one group stay one object.
 
         Arguments:

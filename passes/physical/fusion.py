@@ -221,7 +221,7 @@ def op_of(step: Step, physical: Physical) -> KernelOp:
     if product:
         held = parts_bytes(physical.graph, node, step.strategy, physical.placement)
     if rule is not None and (rule.communication is not None or rule.held is not None):
-        where = physical.graph, node, step.strategy.lying, physical.placement.shape
+        where = physical.graph, node, step.strategy.signatures, physical.placement.shape
         sends, held = bool(communication_of(*where)), held + held_bytes(*where)
     changed = frozenset(read[:1] if name == "conv_general_dilated" and is_padded(node.params) else ())
     return KernelOp(kind_of(node), read, written, frozenset(straight), changed, product, sends, held, step)

@@ -16,7 +16,17 @@ from typing import TypeAlias
 from sbp.compat.untyped import DType
 from sbp.passes.boxing.moves import Move, copies, makes_sum
 from sbp.passes.boxing.paths import Boxings
-from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, grouped, reads, writes
+from sbp.passes.physical.program import (
+    Border,
+    Box,
+    Compute,
+    Physical,
+    Step,
+    Version,
+    group_by_barrier,
+    reads,
+    writes,
+)
 from sbp.passes.physical.recompute import with_copies
 from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.model import ChosenSignatures, boxing_of
@@ -253,13 +263,13 @@ class _Insertion:
                 for x in port.left_by(k)
                 if isinstance(x, int)
             ]
-            early = self.early(ends)
+            early = self.early_ends(ends)
             inner = _Insertion(self.c, self.a, self.boxings, self.have, early, self.computes)
             inner.have.update({v: [nd] for p, nd in zip(wired, inside, strict=True) for v in p.enters})
             inner.run(body.nodes)
             for x, (nd, user, strict) in ends:
                 inner.bring(x, nd, user, strict)
-            bodies.append(grouped(inner.steps))
+            bodies.append(group_by_barrier(inner.steps))
         self.steps.append(Border(node, inside, tuple(bodies)))
         for port, nd in zip(wired, inside, strict=True):
             if port.result is not None:
@@ -267,7 +277,7 @@ class _Insertion:
                 self.order[node.outputs[port.result]] = len(self.steps)
                 self.leave(node.outputs[port.result])
 
-    def early(self, ends: Iterable[tuple[int, End]]) -> Ends | None:
+    def early_ends(self, ends: Iterable[tuple[int, End]]) -> Ends | None:
         """What leaves a body at once; None where it may wait until the end."""
         if self.leaving is None:
             return None
@@ -300,11 +310,11 @@ def insert_boxing(
     results = enumerate(zip(graph.outputs, assignment.outputs, strict=True))
     ends = [(x, (wanted, -1 - i, False)) for i, (x, wanted) in results if not isinstance(x, Const)]
     main = _Insertion(candidates, assignment, boxings, have, {} if at_once else None, computes)
-    main.leaving, main.anchors = main.early(ends), copied.anchors
+    main.leaving, main.anchors = main.early_ends(ends), copied.anchors
     main.run(graph.nodes)
     for x, (wanted, user, strict) in ends:
         main.bring(x, wanted, user, strict)
     at_rest = assignment.inputs, assignment.outputs
-    steps = grouped(main.steps)
+    steps = group_by_barrier(main.steps)
     physical = Physical(graph, candidates.placement, steps, *at_rest, candidates.traffic)
     return send_narrow(physical, candidates.narrower)

@@ -88,7 +88,7 @@ class _Found:
                 times = [(time, time) if j == k.end else self.at[nodes[j].id] for j in tensor.readers]
                 first, last = min(t for t, _ in times), max(t for _, t in times)
                 lies = (
-                    (0, time) if tensor.maker < 0 else (self.born(nodes[tensor.maker], tensor in over), last)
+                    (0, time) if tensor.maker < 0 else (self.birth(nodes[tensor.maker], tensor in over), last)
                 )
                 is_result = bool(arguments) and tensor.maker >= 0 and k.end in tensor.readers
                 self.lives.append(Lifetime(tensor.version[0], *lies, first, last, is_result))
@@ -105,7 +105,7 @@ class _Found:
             assert not isinstance(value, Const)
             self.operand_copies.append(OperandCopy(value, first.id, operand, factor, start, end))
 
-    def born(self, node: Node, over: bool) -> int:
+    def birth(self, node: Node, over: bool) -> int:
         """When a result is there beside what the op reads; after the op if it takes an operand's space."""
         start, end = self.at[node.id]
         return end if over else start + (not node.bodies)

@@ -64,7 +64,7 @@ class WalkState(NamedTuple):
 
 
 @compiled
-def behind(ops: HidingArrays) -> WalkState:
+def walk_state(ops: HidingArrays) -> WalkState:
     """What is known at the end."""
     n = ops.seconds.size
     before, chain, since = np.zeros(n), np.zeros(n), np.zeros(n)
@@ -94,7 +94,7 @@ def last_wait(x: WalkState, waits: Integers) -> int:
 
 
 @compiled
-def freed(ops: HidingArrays, x: WalkState, i: int) -> int:
+def freed_count(ops: HidingArrays, x: WalkState, i: int) -> int:
     """How many tensors nobody needs before op i."""
     found = int(ops.arguments[i])
     for m in ops.makers[ops.first[i] : ops.first[i + 1]]:
@@ -128,8 +128,8 @@ def next_now(
             elif x.unlocks[i] != x.unlocks[best]:
                 better = x.unlocks[i]
             else:
-                frees = freed(ops, x, i)
-                most_freed = freed(ops, x, best) if most_freed == NONE else most_freed
+                frees = freed_count(ops, x, i)
+                most_freed = freed_count(ops, x, best) if most_freed == NONE else most_freed
                 better = x.rank[i] > x.rank[best] if frees == most_freed else frees > most_freed
             if not better:
                 continue
@@ -176,7 +176,7 @@ def walk(ops: HidingArrays, edge_seconds: float) -> Integers:
     Arguments:
       edge_seconds: from an op to its reader.
     """
-    n, x = ops.seconds.size, behind(ops)
+    n, x = ops.seconds.size, walk_state(ops)
     kernels, waits = np.empty(n, np.int64), np.empty(n, np.int64)
     n_kernels, n_waits = 0, 0
     for i in range(n):

@@ -32,7 +32,7 @@ class TurnedTensor:
     results: tuple[Buffer, ...]
 
 
-def turned(k: Kernels, sizes: ShardSizes, taken: Collection[Buffer]) -> Iterator[TurnedTensor]:
+def turned_tensors(k: Kernels, sizes: ShardSizes, taken: Collection[Buffer]) -> Iterator[TurnedTensor]:
     """Every tensor that is turned over and updates arguments, or is a result of the program itself.
 
     Arguments:

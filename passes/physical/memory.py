@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 
 from sbp.passes.physical.fusion import PRODUCTS, Fusing, KernelOp, Seconds, ShardSizes
 from sbp.passes.physical.kernels import Buffer, Kernels, is_row_by_row, kernels
-from sbp.passes.physical.layouts import Copy, TurnedTensor, copies, places, turned
+from sbp.passes.physical.layouts import Copy, TurnedTensor, copies, places, turned_tensors
 from sbp.passes.physical.order import BodyOrder, Turns, WholeProgram, turns
 from sbp.passes.physical.program import Border, Box, Physical, Step, Version
 from sbp.passes.physical.schedule_nodes import sent_together
@@ -173,7 +173,7 @@ class Laid:
         there = {t.version: t for t in k.tensors if t.maker < 0}
         taken = {k.ends[v]: there[a] for v, a in spaces.taken.items() if v in k.ends and a in there}
         together = sent_together(k) if together is None else together
-        return cls(taken, list(turned(k, sizes, taken)), list(copies(k, sizes)), together, order)
+        return cls(taken, list(turned_tensors(k, sizes, taken)), list(copies(k, sizes)), together, order)
 
 
 def alive(k: Kernels, sizes: ShardSizes, spaces: Spaces, laid: Laid | None = None) -> list[Live]:
@@ -215,7 +215,7 @@ def swept(k: Kernels, sizes: ShardSizes, spaces: Spaces, laid: Laid | None) -> S
         if op.held_bytes and k.runs(i):
             sweep.add(Live(op.writes[0], op.held_bytes), turn.born[i], _held_until(k, i, turn))
         if isinstance(op.step, Border) and k.runs(i):
-            sweep.inside(turn.born[i], _inside(op, sizes, spaces.seconds))
+            sweep.add_body(turn.born[i], _inside(op, sizes, spaces.seconds))
     return sweep
 
 
@@ -333,7 +333,7 @@ class Sweep:
         self.change[dies + 1] += n
         return True
 
-    def inside(self, turn: int, live: list[Live]) -> None:
+    def add_body(self, turn: int, live: list[Live]) -> None:
         """What a loop or a branch holds while it runs."""
         self.bodies[turn] = live
         n = sum(x.bytes for x in live)

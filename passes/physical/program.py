@@ -124,7 +124,7 @@ class Physical:
         """Every step, bodies included, with how often it is executed (an unknown number counts once)."""
         return walk_steps(self.steps)
 
-    def sent(self, box: Box) -> tuple[tuple[int, ...], DType]:
+    def sent_type(self, box: Box) -> tuple[tuple[int, ...], DType]:
         """The logical shape and the type of what a move sends."""
         value = self.graph.values[box.value]
         return value.shape, value.dtype if box.sent_as is None else box.sent_as
@@ -157,7 +157,7 @@ def lowering_group(step: Step) -> tuple[str, int] | None:
     return "moves" if isinstance(step, Box) else "ops", step.bucket
 
 
-def grouped(steps: Sequence[Step]) -> tuple[Step, ...]:
+def group_by_barrier(steps: Sequence[Step]) -> tuple[Step, ...]:
     """Brings the ops of one barrier together: they are lowered as one, after all that they wait for."""
     # XLA may compute a recomputation early, and so keep it, unless all that enters it waits behind ONE
     # barrier.
@@ -217,7 +217,7 @@ class Flow:
     physical: Physical
 
     @cached_property
-    def computed(self) -> Mapping[int, tuple[Node, Strategy]]:
+    def computations(self) -> Mapping[int, tuple[Node, Strategy]]:
         """Every op with its strategy, by the op's id."""
         return {s.node.id: (s.node, s.strategy) for s, _ in self.physical.walk() if isinstance(s, Compute)}
 
@@ -229,10 +229,10 @@ class Flow:
     @cached_property
     def makers(self) -> Mapping[int, tuple[Node, Strategy]]:
         """The op that makes each value; none for arguments and for what comes out of a loop."""
-        return {v: made for made in self.computed.values() for v in made[0].outputs}
+        return {v: made for made in self.computations.values() for v in made[0].outputs}
 
     @cached_property
-    def made(self) -> Mapping[int, NdSbp]:
+    def result_sbp(self) -> Mapping[int, NdSbp]:
         """How each value lies where it is made."""
         p = self.physical
         out = dict(zip(p.graph.inputs, p.inputs, strict=True))
@@ -245,7 +245,7 @@ class Flow:
         return out
 
     @cached_property
-    def wanted(self) -> Mapping[int, Sequence[tuple[int, NdSbp]]]:
+    def readers(self) -> Mapping[int, Sequence[tuple[int, NdSbp]]]:
         """How each value is read: (node id, or -1 for what leaves the program or a body; signature)."""
         p = self.physical
         out: dict[int, list[tuple[int, NdSbp]]] = {}

@@ -100,7 +100,7 @@ class _Copying:
         copied = {self.again[v]: r for v, r in a.recomputed.items() if v in self.again}
         shares = {v: r.share for v, r in copied.items() if r.share is not None}
         clusters = {v: r.clusters for v, r in copied.items() if r.clusters}
-        near = {v: tuple(map(self.met, own)) for v, own in {**a.clusters, **clusters}.items()}
+        near = {v: tuple(map(self.behind_barrier, own)) for v, own in {**a.clusters, **clusters}.items()}
         chosen = replace(
             a,
             strategies={**a.strategies, **self.strategies},
@@ -113,20 +113,20 @@ class _Copying:
         """Whether a node uses what is made the second time."""
         return not isinstance(x, Const) and x in self.a.recomputed and node in self.a.recomputed[x].users
 
-    def met(self, cluster: Cluster) -> Cluster:
+    def behind_barrier(self, cluster: Cluster) -> Cluster:
         """A cluster whose copies read through barriers."""
         users = {u for user in cluster.users for u in (user, *self.through.get(user, ()))}
         return replace(cluster, users=frozenset(users))
 
     def copy(self, values: Sequence[int | Const], user: Node) -> None:
         """Makes values again, and all that they are made of and that is not there."""
-        wanted = self.needed(values)
+        wanted = self.missing_values(values)
         if not wanted:
             return
         makers = sorted((self.makers[v] for v in wanted), key=lambda n: self.place[n.id])
         barrier, self.group, self.spot, self.light = next(self.barriers), {}, {}, []
         # The barrier stands before all copies of its group.
-        made = [self.copied(node, barrier, user) for node in makers]
+        made = [self.copy_of(node, barrier, user) for node in makers]
         anchor = self.anchor(user, makers)
         if anchor is not None and self.group:
             self.anchors[barrier] = anchor
@@ -135,7 +135,7 @@ class _Copying:
             self.hold(anchor, nd, False, barrier, user)
         self.nodes.extend((*self.light, *made))
 
-    def needed(self, values: Sequence[int | Const]) -> set[int]:
+    def missing_values(self, values: Sequence[int | Const]) -> set[int]:
         """Recomputed values that are not there yet, those that others are made of too."""
         found = set[int]()
         left = [v for v in values if not isinstance(v, Const)]
@@ -147,7 +147,7 @@ class _Copying:
             left += [x for x in self.makers[v].inputs if not isinstance(x, Const) and x in self.a.recomputed]
         return found
 
-    def copied(self, node: Node, barrier: int, user: Node) -> Node:
+    def copy_of(self, node: Node, barrier: int, user: Node) -> Node:
         """An op that runs again for another."""
         strategy, own = self.a.recomputed[node.outputs[0]].strategy, self.first + node.id
         self.through[own] = set()
@@ -157,7 +157,7 @@ class _Copying:
         if node.id in self.c.traffic:
             self.traffic[own] = self.c.traffic[node.id]
         outputs = (self.again[node.outputs[0]],)
-        return replace(node, id=own, inputs=inputs, outputs=outputs, role=user.role.copied)
+        return replace(node, id=own, inputs=inputs, outputs=outputs, role=user.role.of_copy)
 
     def operands(
         self, node: Node, strategy: Strategy, own: int, barrier: int, user: Node
@@ -206,7 +206,7 @@ class _Copying:
             if node.id in self.c.traffic:
                 self.traffic[own] = self.c.traffic[node.id]
             inputs = self.operands(node, self.strategies[own], own, barrier, user)
-            self.light.append(replace(node, id=own, inputs=inputs, outputs=(made,), role=user.role.copied))
+            self.light.append(replace(node, id=own, inputs=inputs, outputs=(made,), role=user.role.of_copy))
         return self.spot[x]
 
     def hold(self, x: int, nd: NdSbp, strict: bool, barrier: int, user: Node) -> Node:
@@ -215,7 +215,7 @@ class _Copying:
         if key not in self.group:
             primitive, made, own = core.barrier_primitive(), (self.value(x),), next(self.ids)
             node = make_node(own, primitive, (x,), made, {}, user.source, barrier=barrier)
-            self.group[key] = replace(node, role=user.role.copied)
+            self.group[key] = replace(node, role=user.role.of_copy)
             self.nodes.append(self.group[key])
             rows = tuple(Row((s,), (s,)) for s in nd)
             self.strategies[own], self.traffic[own] = Strategy((nd,), (nd,), (strict,), rows), _HELD

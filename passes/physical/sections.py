@@ -93,7 +93,7 @@ def sections_of(physical: Physical, hastens: bool, known: Kernels | None = None)
     elsewhere = {t for t in k.tensors if t.maker < 0 or t in ends}
     together = sent_together(k)
     units = _Units(physical, k)
-    order = units.ordered(known_places(k, elsewhere, together, hastens))
+    order = units.order_by_place(known_places(k, elsewhere, together, hastens))
     orders = [order[a:b] for a, b in itertools.pairwise(units.cuts(order, together))]
     numbers = {i: p for p, some in enumerate(orders) for u in some for i in units.units[u].members}
     return Sections(units, orders, numbers)
@@ -158,7 +158,7 @@ class _Units:
                 elif m not in unit.merged:
                     stack.append((m, False))
 
-    def ordered(self, places: Sequence[float]) -> list[int]:
+    def order_by_place(self, places: Sequence[float]) -> list[int]:
         """The units by the places of their steps, each after those that it waits for."""
         place = [max(places[i] for i in unit.members) for unit in self.units]
         return by_place(place, [unit.waits for unit in self.units])

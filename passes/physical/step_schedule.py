@@ -16,7 +16,7 @@ from sbp.communication.protocol import Communication
 from sbp.passes.physical.fusion import KernelOp, ShardSizes, op_of
 from sbp.passes.physical.kernel_merges import kernels_that_compute
 from sbp.passes.physical.kernels import Buffer, Kernels, kernels
-from sbp.passes.physical.layouts import turned
+from sbp.passes.physical.layouts import turned_tensors
 from sbp.passes.physical.order import BodyOrder, WholeProgram, body_order, hiding_order
 from sbp.passes.physical.program import Border, Box, Compute, Step, Version
 from sbp.passes.physical.schedule_nodes import ScheduleNode, sent_together
@@ -95,7 +95,7 @@ def asked_of(step: Compute, communication: Communication) -> Hashable | None:
     )
 
 
-def scheduled(whole: WholeProgram, costs: Costs, donated: Mapping[Version, Version]) -> ScheduledStep:
+def schedule_step(whole: WholeProgram, costs: Costs, donated: Mapping[Version, Version]) -> ScheduledStep:
     """The step of a program. Sections only add what ops wait for: where the scheduler finds a shorter order
     in them, that is luck, and does not count.
 
@@ -121,7 +121,7 @@ def _orders(whole: WholeProgram, costs: Costs) -> list[BodyOrder]:
 def _copied_bytes(k: Kernels, sizes: ShardSizes, taken: Collection[Buffer]) -> Iterator[float]:
     """The bytes of each result that is copied to where it belongs, once all else is done: it is made of a
     tensor that a collective has turned over, and can write over none of its operands."""
-    for x in turned(k, sizes, taken):
+    for x in turned_tensors(k, sizes, taken):
         yield from (t.bytes for t in x.results)
         if x.tensor in taken:
             yield x.tensor.bytes
@@ -141,7 +141,7 @@ class ScheduleTimes:
     spans: list[tuple[int, float, float, bool]] = field(default_factory=list)
 
 
-def noted(whole: WholeProgram, costs: Costs) -> tuple[BodyOrder, ScheduleTimes]:
+def schedule_times(whole: WholeProgram, costs: Costs) -> tuple[BodyOrder, ScheduleTimes]:
     """When what runs in a step of a program; nodes are those of the order."""
     run = _Run(whole.k, _orders(whole, costs)[-1], costs, noted=ScheduleTimes())
     run.seconds()
@@ -185,7 +185,7 @@ class Trip:
         inside = () if found else zip(self.k.ops, kernels_that_compute(self.k), strict=True)
         return found or [op.step for op, at in inside if op.step is not None and not at.isdisjoint(members)]
 
-    def noted(self, costs: Costs) -> ScheduleTimes:
+    def schedule_times(self, costs: Costs) -> ScheduleTimes:
         """When what runs in it, where it is neither the first nor the last."""
         run = _Run(self.k, self.order, costs, noted=ScheduleTimes())
         run.seconds()
@@ -266,12 +266,12 @@ class _Run:
                 self.expose(node, max(0.0, ends[j] - kernel_end))
                 kernel_end = max(kernel_end, ends[j])
                 continue
-            computed = self.computed(sum(own[i] for i in node.makes), wires_end - kernel_end)
+            computed = self.compute_seconds(sum(own[i] for i in node.makes), wires_end - kernel_end)
             kernel_end += computed
             if computed:
                 self.note(j, kernel_end - computed, kernel_end, sends=False)
             if node.sends:
-                taken = 0.0 if unsent.intersection(node.makes) else sum(self.sent(node).values())
+                taken = 0.0 if unsent.intersection(node.makes) else sum(self.send_seconds(node).values())
                 ends[j] = wires_end = max(kernel_end, wires_end) + taken
                 self.note(j, wires_end - taken, wires_end, sends=True)
         return max(kernel_end, wires_end)
@@ -280,10 +280,10 @@ class _Run:
         """Sends what the last trip has left to send, one after the other; how long that takes."""
         for node in self.order.nodes:
             if node.sends and self.later.intersection(node.makes):
-                self.expose(node, sum(self.sent(node).values()))
+                self.expose(node, sum(self.send_seconds(node).values()))
         return sum(self.exposed.values())
 
-    def computed(self, seconds: float, sending: float) -> float:
+    def compute_seconds(self, seconds: float, sending: float) -> float:
         """What kernels take that need so long alone, while something is sent for some time."""
         share = self.costs.beside_share
         beside = min(seconds, share * max(0.0, sending))
@@ -317,7 +317,7 @@ class _Run:
             return max(0.0, self.costs.seconds_of(step) - sent)
         return 0.0 if step is None or op.sends else self.costs.seconds_of(step)
 
-    def sent(self, node: ScheduleNode) -> dict[SentId, float]:
+    def send_seconds(self, node: ScheduleNode) -> dict[SentId, float]:
         """What a collective takes, or each of those that are sent as one."""
         members = node.makes or self.order.nodes[node.after[0]].reads  # what is packed is unpacked by others
         steps = [self.k.ops[i].step for i in members]
@@ -327,10 +327,15 @@ class _Run:
             own = sum(alone.values())
             share = min(1.0, self.costs.combined_seconds(boxes) / own) if own else 1.0
             alone = {who: share * seconds for who, seconds in alone.items()}
-        talked = {who: seconds for s in steps if isinstance(s, Compute) for who, seconds in self.talked(s)}
+        talked = {
+            who: seconds
+            for s in steps
+            if isinstance(s, Compute)
+            for who, seconds in self.communication_seconds(s)
+        }
         return alone | talked
 
-    def talked(self, step: Compute) -> Iterator[tuple[SentId, float]]:
+    def communication_seconds(self, step: Compute) -> Iterator[tuple[SentId, float]]:
         """What an op sends itself, but for what another has sent for both of them."""
         for n, (communication, seconds) in enumerate(self.costs.communication_times(step)):
             asked = asked_of(step, communication)
@@ -339,7 +344,7 @@ class _Run:
 
     def expose(self, node: ScheduleNode, waited: float) -> None:
         """Notes how long kernels wait for what is sent as one, each with its share."""
-        sent = self.sent(node) if waited else {}
+        sent = self.send_seconds(node) if waited else {}
         total = sum(sent.values())
         for who, seconds in sent.items():
             self.exposed[who] = self.exposed.get(who, 0.0) + waited * seconds / total

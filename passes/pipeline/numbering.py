@@ -85,7 +85,7 @@ class StageFlow:
         return out
 
 
-def collapsed(ranks: Sequence[int]) -> list[tuple[int, int]]:
+def runs_of_ranks(ranks: Sequence[int]) -> list[tuple[int, int]]:
     """Ranks without repetitions, each with how often it comes in a row.
 
     >>> collapsed((0, 1, 1, 0))

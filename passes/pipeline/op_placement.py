@@ -79,7 +79,7 @@ def find_places(graph: Graph, placements: tuple[Placement, ...]) -> OpPlacements
     search = _Search(graph, placements, loop_of(graph))
     search.ask(list(graph.walk()))
     search.place(graph.nodes)
-    search.spread()
+    search.assign_needed()
     return OpPlacements(
         search.placements,
         {i: frozenset(at) for i, at in search.needed.items()},
@@ -160,7 +160,7 @@ class _Search:
             if not isinstance(x, Const) and x in self.fixed:
                 self.fixed[v], self.depth[v] = self.fixed[x], 0
 
-    def spread(self) -> None:
+    def assign_needed(self) -> None:
         """Gives every op the placements that need it, from the results back."""
         for x in self.graph.outputs:
             self.want(x, {0})

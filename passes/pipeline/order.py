@@ -10,7 +10,7 @@ Words: docs/glossary.md.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sbp.passes.pipeline.numbering import Item, StageFlow, collapsed, halves
+from sbp.passes.pipeline.numbering import Item, StageFlow, halves, runs_of_ranks
 from sbp.passes.pipeline.op_placement import OpPlacements, loop_of, reads_of
 from sbp.passes.program.graph import Const, Graph, Node
 from sbp.passes.program.role import Part, Phase
@@ -89,7 +89,7 @@ class _Inner:
         level = items.flow(forward).levels()
         keys = sorted({(level[i], i[1]) for i in forward} | self.without(forward, level))
         members = [[i for i in forward if (level[i], i[1]) == key] for key in keys]
-        wanted = collapsed(rank_of or ())
+        wanted = runs_of_ranks(rank_of or ())
         if [place for _, place in keys] == [rank for rank, _ in wanted]:
             cut = [
                 halves(graph, items.nodes, m, items.after, n)
@@ -110,7 +110,7 @@ class _Inner:
         """The part of every op."""
         for item in (i for i in self.graph.items if i in self.backward):
             self.stage[item] = self.undoes(item)
-        waited = self.waited()
+        waited = self.awaited_items()
         phase = {
             i: (Phase.INPUT if i in waited else Phase.WEIGHT) if i in self.backward else Phase.FORWARD
             for i in self.graph.items
@@ -123,16 +123,16 @@ class _Inner:
         sources = self.graph.before[item]
         limit = min((self.stage[s] for s in sources if s in self.backward), default=len(self.stages))
         below = [s for s in mine if s <= limit] or mine[:1]
-        kept = [self.knowing(s) for s in sources if s not in self.backward and s[1] == item[1]]
+        kept = [self.stages_with_forward(s) for s in sources if s not in self.backward and s[1] == item[1]]
         known = [max(some) for stages in kept if (some := stages.intersection(below))]
         return min(known, default=max(below))
 
-    def knowing(self, item: Item) -> set[int]:
+    def stages_with_forward(self, item: Item) -> set[int]:
         """The stages of its placement whose forward makes or reads what an op makes."""
         users = (u for u in self.graph.after[item] if u not in self.backward and u[1] == item[1])
         return {self.stage[item], *(self.stage[u] for u in users)}
 
-    def waited(self) -> set[Item]:
+    def awaited_items(self) -> set[Item]:
         """Backward ops that a backward op of another stage waits for."""
         out: set[Item] = set()
         for item in reversed([i for i in self.graph.items if i in self.backward]):

@@ -103,7 +103,7 @@ class Sizes:
         for p in self.inside:
             steady |= {r.slot for r in p.reads if r.slot.kind is not SlotKind.EACH}
             steady |= {w.slot for w in p.writes if w.slot.kind is SlotKind.CARRY}
-        working = max((self.working(p) for p in self.inside), default=0.0)
+        working = max((self.working_bytes(p) for p in self.inside), default=0.0)
         # Its plan has what is sent and received for all micro-batches as one tensor.
         stacks = {*self.cut.fed.values(), *self.cut.passed.values()}
         outside = whole_bytes - microbatches * self.sum(stacks)
@@ -112,10 +112,10 @@ class Sizes:
     def working_of(self, stage: int) -> tuple[float, float, float]:
         """The most that a stage's forward, the gradients for others and the rest of the backward take."""
         parts = (self.pieces.get(Part(p, stage)) for p in (Phase.FORWARD, Phase.INPUT, Phase.WEIGHT))
-        forward, inputs, weights = (0.0 if piece is None else self.working(piece) for piece in parts)
+        forward, inputs, weights = (0.0 if piece is None else self.working_bytes(piece) for piece in parts)
         return forward, inputs, weights
 
-    def working(self, piece: Piece) -> float:
+    def working_bytes(self, piece: Piece) -> float:
         """The most that a piece's own tensors take while it runs."""
         kept = [(w.operand, w.nd) for w in piece.writes if isinstance(w.operand, int)]
         # What one piece alone carries on it writes over (pipeline/stage_programs.py); slots count apart.
@@ -130,9 +130,9 @@ class Sizes:
         sizes = ShardSizes(self.cut.physical)
         found = peak(piece.steps, sizes, kept, over.values(), over)
         held = sum(x.bytes for x in found.live) - sum(map(sizes.bytes, set(over.values())))
-        return held - self.sum(self.left(piece))
+        return held - self.sum(self.residual_slots(piece))
 
-    def left(self, piece: Piece) -> set[Slot]:
+    def residual_slots(self, piece: Piece) -> set[Slot]:
         """What a forward makes of what it leaves for the backward: schedules count it from the forward's
         beginning (passes/schedule/memory.py), so it is not working memory too."""
         if piece.part.phase is not Phase.FORWARD:

@@ -86,7 +86,7 @@ class _Planning:
     def run(self) -> tuple[tuple[Subgraph, ...], tuple[PlanData, ...]]:
         plans = list[PlanData]()
         for subgraph in self.subgraphs:
-            plans.append(self.planned(subgraph))
+            plans.append(self.plan_subgraph(subgraph))
             self.agree(subgraph, plans[-1])
         return self.subgraphs, tuple(plans)
 
@@ -96,7 +96,7 @@ class _Planning:
         names = Names(self.graph, self.traced.in_paths, self.traced.out_paths)
         return Labels(self.graph, self.where, self.splitter.order, names)
 
-    def planned(self, subgraph: Subgraph) -> PlanData:
+    def plan_subgraph(self, subgraph: Subgraph) -> PlanData:
         """One placement, with what has been agreed on so far."""
         place, whole = subgraph.place, self.asked
         placement = self.where.placements[place]
@@ -105,8 +105,8 @@ class _Planning:
             name=f"{whole.name}, placement {place} of {len(self.where.placements)}",
             placement=with_types_of(placement, whole.placement.axes, whole.placement.axis_types),
             hardware=whole.hardware(placement),
-            in_sbp=(*ins, *self.agreed(place, subgraph.received, subgraph.fed)),
-            out_sbp=(*outs, *self.agreed(place, subgraph.sent, subgraph.passed)),
+            in_sbp=(*ins, *self.known_sbp(place, subgraph.received, subgraph.fed)),
+            out_sbp=(*outs, *self.known_sbp(place, subgraph.sent, subgraph.passed)),
             ties=self.ties(subgraph),
             in_costs=(*(None for _ in subgraph.arguments), *self.ways_in(subgraph)),
             out_costs=(*(None for _ in subgraph.results), *self.ways_out(subgraph)),
@@ -122,7 +122,7 @@ class _Planning:
         budget = self.budget(capacity if limit is None else limit)
         if budget is None:
             return self.plan_one(traced, request)
-        return budget.planned(subgraph, request, partial(self.plan_one, traced))
+        return budget.fit_plan(subgraph, request, partial(self.plan_one, traced))
 
     def budget(self, limit_bytes: float) -> MemoryBudget | None:
         """What the placements may need; None without micro-batches, or a backward pass."""
@@ -137,7 +137,7 @@ class _Planning:
         share = None if limit is None else limit / len(self.subgraphs)
         return replace(self.asked.terms, time_limit_seconds=share)
 
-    def agreed(self, place: int, once: Sequence[int], inside: Sequence[int]) -> Iterator[NdSbp | None]:
+    def known_sbp(self, place: int, once: Sequence[int], inside: Sequence[int]) -> Iterator[NdSbp | None]:
         """How values lie that are sent once, and stacks of those that are sent in the loop; None if free."""
         yield from (self.outer.get((v, place)) for v in once)
         for v in inside:
@@ -166,9 +166,9 @@ class _Planning:
     def sub_traced(self, subgraph: Subgraph) -> TracedProgram:
         """A subgraph as a traced function, with names."""
         ins = [self.traced.in_paths[i] for i in subgraph.arguments]
-        ins += self.labels.received([*subgraph.received, *subgraph.fed])
+        ins += self.labels.receive_labels([*subgraph.received, *subgraph.fed])
         outs = [self.traced.out_paths[i] for i in subgraph.results]
-        outs += self.labels.sent([*subgraph.sent, *subgraph.passed])
+        outs += self.labels.send_labels([*subgraph.sent, *subgraph.passed])
         return TracedProgram(subgraph.graph, tuple(ins), None, tuple(outs))
 
     def ties(self, subgraph: Subgraph) -> tuple[int | None, ...]:
@@ -213,7 +213,7 @@ class MemoryBudget:
     stages: tuple[int, ...]
     limit_bytes: float
 
-    def needed(self, subgraph: Subgraph, plan: PlanData) -> float:
+    def peak_bytes(self, subgraph: Subgraph, plan: PlanData) -> float:
         """The peak of a device of a placement with such a plan, bytes."""
         sizes = Sizes(cut(subgraph, physical_of(plan), False))
         own = [s == subgraph.place for s in self.stages]
@@ -223,12 +223,12 @@ class MemoryBudget:
         place = sizes.place(plan.memory_bytes, self.schedule.microbatches)
         return max(place.outside_bytes, place.steady_bytes + held)
 
-    def planned(
+    def fit_plan(
         self, subgraph: Subgraph, request: Request, plan_one: Callable[[Request], PlanData]
     ) -> PlanData:
         """A plan of a placement that fits, if one is found; else the nearest."""
         plan = plan_one(request)
-        need, limit = self.needed(subgraph, plan), plan.memory_bytes
+        need, limit = self.peak_bytes(subgraph, plan), plan.memory_bytes
         for _ in range(TRIES):
             limit -= need - self.limit_bytes
             if need <= self.limit_bytes or limit <= 0:
@@ -237,7 +237,7 @@ class MemoryBudget:
                 other = plan_one(replace(request, most_bytes=limit))
             except MemoryLimitError:
                 break  # that it does not fit is said of the program as a whole
-            if (less := self.needed(subgraph, other)) >= need:
+            if (less := self.peak_bytes(subgraph, other)) >= need:
                 break
             plan, need = other, less
         return plan

@@ -159,7 +159,7 @@ def schedule_for(
     return schedule, []
 
 
-def unstaged(schedule: object) -> Problem:
+def no_stages_problem(schedule: object) -> Problem:
     """The problem of a schedule for a program without stages."""
     fix = "with sbp.on(placement.split(0)[0]): ... in the model, or PipelineOptions(stages=...)"
     return _idle(schedule, "a program with stages", "a schedule says in which order stages run", fix)

@@ -111,6 +111,6 @@ class Cut:
     passed: Mapping[int, Slot]
 
     @property
-    def given(self) -> tuple[Slot, ...]:
+    def given_slots(self) -> tuple[Slot, ...]:
         """The slots of what comes with a call, or is closed over."""
         return (*self.arguments, *self.closed)

@@ -17,7 +17,7 @@ from sbp.compat import core
 from sbp.passes.pipeline.op_placement import OpPlacements, loop_of, reads_of
 from sbp.passes.pipeline.order import Order
 from sbp.passes.program.control import loop_params
-from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, Value, numbered
+from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, Value, number_nodes
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Splitter:
         """The loop over micro-batches."""
         return loop_of(self.graph)
 
-    def here(self, nodes: Iterable[Node], place: int) -> list[Node]:
+    def ops_of_place(self, nodes: Iterable[Node], place: int) -> list[Node]:
         """The ops that a placement computes, marked with their parts."""
         return [
             replace(n, role=n.role.of(self.order.parts[n.id, place]))
@@ -74,12 +74,12 @@ class Splitter:
             if place in self.where.nodes[n.id] and (n.id, place) in self.order.parts
         ]
 
-    def fed(self, place: int) -> list[int]:
+    def loop_inputs(self, place: int) -> list[int]:
         """Values inside the loop that others send to a placement for every micro-batch."""
         if self.loop is None:
             return []
         (body,) = self.loop.bodies
-        nodes = self.here(body.nodes, place)
+        nodes = self.ops_of_place(body.nodes, place)
         made = {v for n in nodes for v in n.outputs}
         n_const, n_carry = core.scan_counts(self.loop.params, len(self.loop.inputs))
         carried = body.inputs[n_const : n_const + n_carry]
@@ -92,7 +92,7 @@ class Splitter:
         """The graph with a value for the stack of every value that is sent in the loop, and those values."""
         values, stacks = list(self.graph.values), dict[int, int]()
         for place in range(len(self.where.placements)):
-            for v in self.fed(place):
+            for v in self.loop_inputs(place):
                 if v not in stacks and self.loop is not None:
                     value, length = values[v], int(self.loop.params["length"])
                     stacks[v] = len(values)
@@ -104,18 +104,18 @@ class Splitter:
         """What every placement computes."""
         graph, stacks = self.stacks()
         places = range(len(self.where.placements))
-        fed = {p: self.fed(p) for p in places}
+        fed = {p: self.loop_inputs(p) for p in places}
         read = {p: self.read(p, fed[p]) for p in places}
-        return [_Share(self, graph, stacks, fed, read, p).made() for p in places]
+        return [_Share(self, graph, stacks, fed, read, p).subgraph() for p in places]
 
     def read(self, place: int, fed: Sequence[int]) -> list[int]:
         """Values outside of the loop that a placement reads, and does not make."""
-        nodes = self.here(self.graph.nodes, place)
+        nodes = self.ops_of_place(self.graph.nodes, place)
         made = {v for n in nodes for v in n.outputs}
         reads = [x for n in nodes for x in reads_of(n)]
         loop = self.loop
         if loop is not None and place in self.where.nodes[loop.id]:
-            wiring = self.wiring(place, fed)
+            wiring = self.wiring_of(place, fed)
             made |= set(wiring.results(loop))
             reads += [x for x in wiring.operands(loop) if not isinstance(x, Const)]
         reads += [
@@ -128,12 +128,12 @@ class Splitter:
         x = self.graph.outputs[i]
         return 0 if isinstance(x, Const) else min(self.where.values.get(x, {0}))
 
-    def wiring(self, place: int, fed: Sequence[int]) -> _Wiring:
+    def wiring_of(self, place: int, fed: Sequence[int]) -> _Wiring:
         """Which operands and results of the loop a placement has."""
         assert self.loop is not None
         loop, (body,) = self.loop, self.loop.bodies
         n_const, n_carry = core.scan_counts(loop.params, len(loop.inputs))
-        reads = {x for n in self.here(body.nodes, place) for x in reads_of(n)}
+        reads = {x for n in self.ops_of_place(body.nodes, place) for x in reads_of(n)}
         carries = [k for k in range(n_carry) if place in self.where.values.get(body.inputs[n_const + k], ())]
         outs = range(n_carry, len(body.outputs))
         stacked = [t for t in outs if place == min(self.where.values[loop.outputs[t]])]
@@ -154,13 +154,13 @@ class _Wiring:
     stacked: tuple[int, ...]
     n_const: int
 
-    def entering(self) -> list[int]:
+    def operand_positions(self) -> list[int]:
         """Positions among the loop's operands."""
         return [*self.consts, *(self.n_const + k for k in self.carries), *self.scanned]
 
     def operands(self, loop: Node) -> list[Operand]:
         """What enters."""
-        return [loop.inputs[i] for i in self.entering()]
+        return [loop.inputs[i] for i in self.operand_positions()]
 
     def results(self, loop: Node) -> list[int]:
         """What leaves."""
@@ -178,7 +178,7 @@ class _Share:
     read: Mapping[int, Sequence[int]]
     place: int
 
-    def made(self) -> Subgraph:
+    def subgraph(self) -> Subgraph:
         """The subgraph."""
         s, g = self.splitter, self.splitter.graph
         known = {v: i for i, v in enumerate(g.inputs)}
@@ -186,7 +186,7 @@ class _Share:
         arguments = sorted(i for i in mine if i < s.inputs)
         closed = sorted(i for i in mine if i >= s.inputs)
         received = [v for v in self.read[self.place] if v not in known]
-        passed, sent = self.given(self.fed), self.given(self.read)
+        passed, sent = self.values_for_others(self.fed), self.values_for_others(self.read)
         results = [i for i in range(len(g.outputs)) if s.at(i) == self.place]
         fed = self.fed[self.place]
         nodes = self.nodes(fed, passed)
@@ -196,7 +196,7 @@ class _Share:
             self.graph.values,
             (*inputs, *(g.inputs[i] for i in closed)),
             tuple(g.consts[i - s.inputs] for i in closed),
-            numbered(nodes),
+            number_nodes(nodes),
             tuple(outputs),
         )
         both = {v: self.stacks[v] for v in (*fed, *passed)}
@@ -213,7 +213,7 @@ class _Share:
             both,
         )
 
-    def given(self, wanted: Mapping[int, Sequence[int]]) -> list[int]:
+    def values_for_others(self, wanted: Mapping[int, Sequence[int]]) -> list[int]:
         """Values that other placements want of this one."""
         s = self.splitter
         inputs = set(s.graph.inputs)
@@ -225,18 +225,18 @@ class _Share:
         s, out = self.splitter, list[Node]()
         for node in s.graph.nodes:
             if node is s.loop and self.place in s.where.nodes[node.id]:
-                out.append(self.looped(node, fed, passed))
+                out.append(self.loop_over(node, fed, passed))
             elif node is not s.loop:
-                out += s.here([node], self.place)
+                out += s.ops_of_place([node], self.place)
         return out
 
-    def looped(self, loop: Node, fed: Sequence[int], passed: Sequence[int]) -> Node:
+    def loop_over(self, loop: Node, fed: Sequence[int], passed: Sequence[int]) -> Node:
         """The loop over this placement's part of the body."""
         s, (body,) = self.splitter, loop.bodies
-        w = s.wiring(self.place, fed)
-        nodes = s.here(body.nodes, self.place)
+        w = s.wiring_of(self.place, fed)
+        nodes = s.ops_of_place(body.nodes, self.place)
         inside = Body(
-            (*(body.inputs[i] for i in w.entering()), *fed),
+            (*(body.inputs[i] for i in w.operand_positions()), *fed),
             tuple(nodes),
             (*(body.outputs[k] for k in (*w.carries, *w.stacked)), *passed),
         )

@@ -73,7 +73,7 @@ def _weights(graph: Graph, loop: Node) -> Iterator[tuple[int, int]]:
                     yield int(node.params["length"]), x
 
 
-def shaped(node: Node, layers: int) -> Mapping[str, Any]:
+def layer_params(node: Node, layers: int) -> Mapping[str, Any]:
     """The parameters of an op that gives so many layers of a stack."""
     name = SHAPED.get(node.op)
     return node.params if name is None else {**node.params, name: (layers, *node.params[name][1:])}
@@ -91,7 +91,7 @@ class _Search:
     def run(self) -> LayerStacks:
         (body,) = self.loop.bodies
         nodes = [*self.graph.nodes, *body.nodes]
-        self.offers = {n.id: list(self.offered(n)) for n in nodes if not n.bodies}
+        self.offers = {n.id: list(self.rows_of(n)) for n in nodes if not n.bodies}
         before = -1
         while before != (before := len(self.found)):
             for node in nodes:
@@ -104,15 +104,15 @@ class _Search:
     def visit(self, node: Node) -> None:
         """Adds what is a stack since something else of an op is."""
         if node is self.loop:
-            for group in self.tied():
+            for group in self.tied_values():
                 if not self.found.isdisjoint(group):
                     self.found.update(group)
         elif self.cut(node):
-            self.found.update(self.sliced(node))
+            self.found.update(self.sliced_values(node))
         elif not node.bodies and (row := self.row(node)) is not None:
             self.found.update(_split(node.inputs, row.operands), _split(node.outputs, row.results))
 
-    def tied(self) -> Iterator[set[int]]:
+    def tied_values(self) -> Iterator[set[int]]:
         """Values outside and inside of the loop over micro-batches that are one."""
         for port in ports(self.loop):
             if not port.stacked:
@@ -120,7 +120,7 @@ class _Search:
                 outer += [self.loop.outputs[port.result]] if port.result is not None else []
                 yield {x for x in (*outer, *port.enters, *port.leaves) if not isinstance(x, Const)}
 
-    def sliced(self, scan: Node) -> list[int]:
+    def sliced_values(self, scan: Node) -> list[int]:
         """What a scan slices, and what it stacks."""
         consts, carry = core.scan_counts(scan.params, len(scan.inputs))
         ins = [x for x in scan.inputs[consts + carry :] if not isinstance(x, Const)]
@@ -130,7 +130,7 @@ class _Search:
         """Whether an op is a scan through stacks."""
         if node.op != "scan" or node is self.loop or node.params["length"] != self.layers:
             return False
-        return not self.found.isdisjoint(self.sliced(node))
+        return not self.found.isdisjoint(self.sliced_values(node))
 
     def row(self, node: Node) -> Row | None:
         """What an op does to the stacks that it takes or gives; None if it takes them whole."""
@@ -144,7 +144,7 @@ class _Search:
                 return row
         return None
 
-    def offered(self, node: Node) -> Iterator[Row]:
+    def rows_of(self, node: Node) -> Iterator[Row]:
         """What an op can do to stacks of so many layers: those that give stacks first."""
         if node.rule is None or node.rule.communication is not None:
             return
@@ -173,7 +173,9 @@ class _Search:
         ins = [self.graph.operand(x) for x in node.inputs]
         given = [core.struct(_shape(x.shape, s, 1), x.dtype) for x, s in zip(ins, row.operands, strict=True)]
         try:
-            made = jax.eval_shape(lambda *xs: core.bind(node.primitive, xs, dict(shaped(node, 1))), *given)
+            made = jax.eval_shape(
+                lambda *xs: core.bind(node.primitive, xs, dict(layer_params(node, 1))), *given
+            )
         except (TypeError, ValueError):
             return False
         outs = [self.graph.values[v].shape for v in node.outputs]

@@ -92,11 +92,11 @@ class Labels:
     def _users(self) -> dict[int, list[Node]]:
         return {v: [n for n, _ in uses] for v, uses in self.graph.consumers().items()}
 
-    def received(self, values: Sequence[int]) -> list[str]:
+    def receive_labels(self, values: Sequence[int]) -> list[str]:
         """Names for values that come from another placement."""
         return _apart(f"from {self.maker(v)}: {self.tensor(v)}" for v in values)
 
-    def sent(self, values: Sequence[int]) -> list[str]:
+    def send_labels(self, values: Sequence[int]) -> list[str]:
         """Names for values that go to others."""
         return _apart(f"to {self.readers(v)}: {self.tensor(v)}" for v in values)
 

@@ -25,7 +25,7 @@ from sbp.passes.pipeline.op_placement import OpPlacements, loop_of
 from sbp.passes.pipeline.order import Order
 from sbp.passes.program.control import ADDS, loop_params
 from sbp.passes.program.edit import Editor
-from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, Source, Value, numbered, walk
+from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, Source, Value, number_nodes, walk
 
 SCALES = "mul"
 SELECTS = "select_n"
@@ -172,14 +172,14 @@ class _Rewriting:
             for at, addends in sorted(parts.items()):
                 source = self.source(at[0])
                 if at == first:
-                    made, end = self.added(carried, addends, source)
+                    made, end = self.add_ops(carried, addends, source)
                     ends[s.carry] = end
                 else:
                     enters.append(self.like(carried))
                     results.append(self.like(result))
                     value = self.editor.operand(carried)
                     zeros, (zero,) = self.editor.emit(lambda v=value: jnp.zeros(v.shape, v.dtype), [], source)
-                    made, end = self.added(enters[-1], addends, source)
+                    made, end = self.add_ops(enters[-1], addends, source)
                     leaves.append(end)
                     begins.append(zero)
                     before += zeros
@@ -214,7 +214,7 @@ class _Rewriting:
         """The line of the loop, and the scope of a placement."""
         return replace(self.loop.source, scope=scope_of(self.where.placements[at]))
 
-    def added(self, carried: int, addends: Sequence[Addend], source: Source) -> tuple[list[Node], Operand]:
+    def add_ops(self, carried: int, addends: Sequence[Addend], source: Source) -> tuple[list[Node], Operand]:
         """The ops that add to a carried value."""
 
         def fn(total: jax.Array, *xs: jax.Array) -> jax.Array:
@@ -265,7 +265,7 @@ def add_inside(graph: Graph) -> Graph:
         for f in (f for f in found if f.scan == n.id):
             nodes[i] = _adding(nodes[i], f, values)
     whole = replace(loop, bodies=(replace(body, nodes=tuple(nodes)),))
-    outer = numbered(whole if n is loop else n for n in graph.nodes)
+    outer = number_nodes(whole if n is loop else n for n in graph.nodes)
     return replace(graph, values=tuple(values), nodes=outer)
 
 

@@ -5,7 +5,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sbp.compat.untyped import DType
-from sbp.passes.explain.targets import NamedTensors, Target, TensorEntry, called, target_of, tensor_text
+from sbp.passes.explain.targets import (
+    NamedTensors,
+    Target,
+    TensorEntry,
+    target_of,
+    tensor_text,
+    tensors_called,
+)
 from sbp.passes.pipeline.cut import transfers_inside
 from sbp.passes.pipeline.stages import Stages, physical_of
 from sbp.passes.program.names import common, without_indices
@@ -16,7 +23,7 @@ _PARTS = {Phase.FORWARD: "forward", Phase.INPUT: "backward", Phase.WEIGHT: "back
 _OUTSIDE = {Phase.BEFORE: "before the micro-batches", Phase.AFTER: "update"}
 
 
-def stacked(nd: NdSbp) -> NdSbp:
+def stack_sbp(nd: NdSbp) -> NdSbp:
     """How the stack of all micro-batches lies where each of them lies so.
 
     >>> stacked((Split(0), Split(2)))
@@ -25,7 +32,7 @@ def stacked(nd: NdSbp) -> NdSbp:
     return tuple(Split(s.dim + 1) if isinstance(s, Split) else s for s in nd)
 
 
-def unstacked(nd: NdSbp) -> NdSbp | None:
+def slice_sbp(nd: NdSbp) -> NdSbp | None:
     """The other way; None where the micro-batches themselves are split.
 
     >>> unstacked((Split(1), Split(3))), unstacked((Split(0),))
@@ -71,17 +78,17 @@ class StagesTarget:
         return max(counts) if self.sent else sum(counts)
 
     @property
-    def made(self) -> bool:
+    def is_op_result(self) -> bool:
         """Whether ops make it, and it may be a sum of parts."""
         return any(part.values for part in self.parts.values())
 
     def local(self, nd: NdSbp) -> NdSbp:
         """A signature as plans of placements have it."""
-        return stacked(nd) if self.inside else nd
+        return stack_sbp(nd) if self.inside else nd
 
     def whole(self, nd: NdSbp) -> NdSbp | None:
         """The other way; None for one that only a plan of a placement could have."""
-        return unstacked(nd) if self.inside else nd
+        return slice_sbp(nd) if self.inside else nd
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,7 @@ class NamedStagesTensors:
         Raises:
           ArgumentError: for a name that means none, with the nearest ones, or several kinds.
         """
-        found = called(name, self.name, [*self.ends(), *self.sent()], [*self.made()])
+        found = tensors_called(name, self.name, [*self.ends(), *self.transfers()], [*self.op_results()])
         first = found[0]
         places = sorted({e.place for e in found})
         sent = self._is_sent(first)
@@ -135,16 +142,16 @@ class NamedStagesTensors:
         for p, tensors in enumerate(self._places):
             yield from (replace(e, place=p) for e in tensors.ends)
 
-    def made(self) -> Iterator[TensorEntry]:
+    def op_results(self) -> Iterator[TensorEntry]:
         """What ops make, on every placement: called as its plan calls it, or as the whole program does."""
         labels = self.stages.labels
         whole = len(labels.graph.values)  # what a pass adds to one placement has an id beyond these
         for p, tensors in enumerate(self._places):
-            for e in tensors.made:
+            for e in tensors.op_results:
                 names = [labels.names.of(e.at[1])] if e.at[1] < whole else []
                 yield replace(e, place=p, loosely=(*e.loosely, *names))
 
-    def sent(self) -> Iterator[TensorEntry]:
+    def transfers(self) -> Iterator[TensorEntry]:
         """What goes from one placement to another: an entry for each end, the one that sends it first.
 
         Both ends have the same names, and are held together, where their hierarchies are equal: as they are

@@ -20,10 +20,10 @@ from jax import lax
 
 from sbp.compat import core
 from sbp.passes.pipeline.op_placement import loop_of
-from sbp.passes.pipeline.stacks import LayerStacks, shaped, stacks_of
+from sbp.passes.pipeline.stacks import LayerStacks, layer_params, stacks_of
 from sbp.passes.program.control import loop_params
 from sbp.passes.program.edit import Editor
-from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, Source, Value, numbered
+from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, Source, Value, number_nodes
 from sbp.passes.program.trace import TracedProgram, prune
 from sbp.signature import Signature, Split
 
@@ -63,7 +63,7 @@ def layers_of(graph: Graph) -> int | None:
     return None if found is None else found.layers
 
 
-def unstacked(traced: TracedProgram, layers: Sequence[int]) -> UnstackedScan:
+def unstack(traced: TracedProgram, layers: Sequence[int]) -> UnstackedScan:
     """A program with its scan over layers cut into scans of so many layers each.
 
     Arguments:
@@ -103,14 +103,14 @@ class _Writer:
         count = len(traced.in_paths)
         ins = [p for i, v in enumerate(graph.inputs[:count]) for p in self.leaf(i, v)]
         outs = [p for i, x in enumerate(graph.outputs) for p in self.leaf(i, x)]
-        inputs = [x for v in graph.inputs[:count] for x in self.entering(v)]
+        inputs = [x for v in graph.inputs[:count] for x in self.entering_values(v)]
         self.write(graph.nodes)
-        outputs = [y for x in graph.outputs for y in self.leaving(x)]
+        outputs = [y for x in graph.outputs for y in self.leaving_values(x)]
         values, closed = tuple(self.editor.builder.values), graph.inputs[count:]
         made = prune(Graph(values, (*inputs, *closed), graph.consts, tuple(self.out), tuple(outputs)))
         cut = replace(
             traced,
-            graph=replace(made, nodes=numbered(made.nodes)),
+            graph=replace(made, nodes=number_nodes(made.nodes)),
             in_paths=tuple(_path(traced.in_paths[p.leaf], p) for p in ins),
             out_paths=tuple(_path(traced.out_paths[p.leaf], p) for p in outs),
         )
@@ -126,15 +126,15 @@ class _Writer:
 
     # -- values
 
-    def entering(self, v: int) -> tuple[int, ...]:
+    def entering_values(self, v: int) -> tuple[int, ...]:
         """What enters the program or the loop's body in place of a value."""
-        return self.divided(v) if self.is_stack(v) else (v,)
+        return self.part_values(v) if self.is_stack(v) else (v,)
 
-    def leaving(self, x: Operand) -> tuple[Operand, ...]:
+    def leaving_values(self, x: Operand) -> tuple[Operand, ...]:
         """What leaves in place of an operand."""
         return self.parts_of(x) if self.is_stack(x) else (self.one(x),)
 
-    def divided(self, v: int) -> tuple[int, ...]:
+    def part_values(self, v: int) -> tuple[int, ...]:
         """New values for the parts of a stack that is made in parts."""
         like = self.editor.builder.values[v]
         self.parts[v] = tuple(
@@ -197,7 +197,7 @@ class _Writer:
         for j, layers in enumerate(self.layers):
             inputs = tuple(x[j] if isinstance(x, tuple) else x for x in ins)
             outputs = tuple(own[j] for own in made)
-            self.out.append(replace(node, inputs=inputs, outputs=outputs, params=shaped(node, layers)))
+            self.out.append(replace(node, inputs=inputs, outputs=outputs, params=layer_params(node, layers)))
         for v, s, own in zip(node.outputs, row.results, made, strict=True):
             if s != Split(0):
                 self.joined[v] = self.emit(_added, own)
@@ -205,7 +205,7 @@ class _Writer:
     def results(self, v: int, s: Signature) -> tuple[int, ...]:
         """New values for a result: its parts, or the summands that the parts of the layers give."""
         if s == Split(0):
-            return self.divided(v)
+            return self.part_values(v)
         like = self.editor.builder.values[v]
         return tuple(self.value(like) for _ in self.layers)
 
@@ -215,7 +215,7 @@ class _Writer:
         fixed = [self.one(x) for x in scan.inputs[:consts]]
         carried = [self.one(x) for x in scan.inputs[consts : consts + carry]]
         sliced = [self.parts_of(x) for x in scan.inputs[consts + carry :]]
-        stacked = [self.divided(v) for v in scan.outputs[carry:]]
+        stacked = [self.part_values(v) for v in scan.outputs[carry:]]
         order = range(len(self.layers))
         for j in reversed(order) if scan.params["reverse"] else order:
             last = j == (0 if scan.params["reverse"] else order[-1])
@@ -228,12 +228,12 @@ class _Writer:
                     inputs=(*fixed, *carried, *(x[j] for x in sliced)),
                     outputs=(*given, *(x[j] for x in stacked)),
                     params={**loop_params(scan.params, consts, carry), "length": self.layers[j]},
-                    bodies=tuple(self.copied(b, {}) for b in scan.bodies),
+                    bodies=tuple(self.copy_body(b, {}) for b in scan.bodies),
                 )
             )
             carried = list(given)
 
-    def copied(self, body: Body, new: dict[int, int]) -> Body:
+    def copy_body(self, body: Body, new: dict[int, int]) -> Body:
         """A body with values of its own."""
 
         def fresh(v: int) -> int:
@@ -246,7 +246,7 @@ class _Writer:
         inputs, nodes = tuple(map(fresh, body.inputs)), list[Node]()
         for n in body.nodes:
             ins = tuple(map(read, n.inputs))
-            bodies = tuple(self.copied(b, new) for b in n.bodies)
+            bodies = tuple(self.copy_body(b, new) for b in n.bodies)
             nodes.append(replace(n, inputs=ins, outputs=tuple(map(fresh, n.outputs)), bodies=bodies))
         return Body(inputs, tuple(nodes), tuple(map(read, body.outputs)))
 
@@ -259,8 +259,8 @@ class _Writer:
             self.parts_of(x) if self.is_stack(v) else (self.one(x),)
             for x, v in zip(loop.inputs, body.inputs, strict=True)
         ]
-        outs = [self.divided(v) if self.is_stack(v) else (v,) for v in loop.outputs]
-        entering = [self.entering(v) for v in body.inputs]
+        outs = [self.part_values(v) if self.is_stack(v) else (v,) for v in loop.outputs]
+        entering = [self.entering_values(v) for v in body.inputs]
         before, self.out = self.out, []
         self.write(body.nodes)
         left = [

@@ -64,11 +64,11 @@ class Narrowing:
         """The highest of some levels above the bound below which the tables have at most so many cells."""
         for part in constants.LEVELS:
             level = self.bound + part * abs(self.bound)
-            if self.network.kept_cells(self.kept(level)) <= cells:
+            if self.network.kept_cells(self.states_below(level)) <= cells:
                 break
         return level
 
-    def kept(self, level: float) -> list[Indices]:
+    def states_below(self, level: float) -> list[Indices]:
         """Per node of the network, the states with which a plan may cost less than the level."""
         per_node = np.split(self.at_least, self.wide.offsets[1:-1])
         found: list[Indices] = [np.zeros(0, dtype=np.int64)] * len(per_node)
@@ -98,7 +98,7 @@ def _search(network: IndexedNetwork, narrowing: Narrowing, progress: Progress | 
     """The best over the states below a level, which is raised to what that costs if that is above it."""
     level = narrowing.level(constants.WRITTEN_CELLS)
     while True:
-        kept = narrowing.kept(level)
+        kept = narrowing.states_below(level)
         try:
             if not all(keep.size for keep in kept):
                 raise Infeasible  # nothing is below the level
@@ -113,7 +113,7 @@ def _search(network: IndexedNetwork, narrowing: Narrowing, progress: Progress | 
         answer = Solution(states, found.cost, min(found.bound, level, found.cost))
         if answer.gap == 0.0 or found.bound < level or narrowing.effort.is_spent:
             return answer
-        if network.kept_cells(narrowing.kept(found.cost)) > constants.RESULT_CELLS:
+        if network.kept_cells(narrowing.states_below(found.cost)) > constants.RESULT_CELLS:
             return answer
         level = found.cost
 

@@ -20,7 +20,7 @@ from sbp.notation.named_axes import Levels
 from sbp.passes.plan.traffic import Lifetime, OperandCopy, OpTraffic
 from sbp.passes.program.control import Port, ports
 from sbp.passes.program.graph import Const, Graph, Node, Operand
-from sbp.passes.program.narrow_values import widened
+from sbp.passes.program.narrow_values import narrowest_dtypes
 from sbp.passes.program.views import op_of, rows_of
 from sbp.placement import Placement
 from sbp.rules import Row
@@ -60,7 +60,7 @@ class Strategy:
     rows: tuple[Row, ...]
 
     @property
-    def lying(self) -> tuple[tuple[NdSbp, ...], tuple[NdSbp, ...]]:
+    def signatures(self) -> tuple[tuple[NdSbp, ...], tuple[NdSbp, ...]]:
         """How operands and results lie."""
         return self.operands, self.results
 
@@ -145,7 +145,7 @@ def enumerate_candidates(
         for n in graph.walk()
         if n.bodies
     }
-    narrower = widened(graph)
+    narrower = narrowest_dtypes(graph)
     return Candidates(graph, placement, found.partials, dims, found.strategies, borders, narrower=narrower)
 
 

@@ -76,7 +76,7 @@ def node_work(
     results = [graph.values[v].shape for v in node.outputs]
     ins = tuple(local_shape(x, nd, hierarchy) for x, nd in zip(operands, strategy.operands, strict=True))
     outs = tuple(local_shape(x, nd, hierarchy) for x, nd in zip(results, strategy.results, strict=True))
-    communication = tuple(communication_of(graph, node, strategy.lying, hierarchy))
+    communication = tuple(communication_of(graph, node, strategy.signatures, hierarchy))
     return _local_work(graph, node, ins, outs, traffic, communication)
 
 
@@ -115,7 +115,7 @@ def seconds_of(
 
 def sent_seconds(graph: Graph, node: Node, strategy: Strategy, network: Network) -> float:
     """The time of what an op sends itself."""
-    sent = communication_of(graph, node, strategy.lying, network.placement.shape)
+    sent = communication_of(graph, node, strategy.signatures, network.placement.shape)
     return sum(communication_seconds(t, network) for t in sent)
 
 

@@ -49,18 +49,18 @@ class FoldedNetwork:
 
 def _classes(network: CostNetwork, kinds: Colours, hops: int) -> tuple[int, ...]:
     """Classes of nodes that have the same costs, and so have all around them."""
-    colours = mixed(numbers_of(network.unary))
+    colours = mix_bits(numbers_of(network.unary))
     if not network.edges:
-        return numbered(colours)
-    tables = mixed(kinds)
+        return colour_numbers(colours)
+    tables = mix_bits(kinds)
     i, j = (np.array(ends) for ends in zip(*((a, b) for a, b, _ in network.edges), strict=True))
     for _ in range(hops):
         around = np.zeros_like(colours)
         # A sum does not depend on the order of the edges; 64 bits of it do not meet by chance.
-        np.add.at(around, i, mixed(tables + colours[j] * np.uint64(3)))
-        np.add.at(around, j, mixed(tables * np.uint64(5) + colours[i] * np.uint64(7)))
-        colours = mixed(colours * np.uint64(11) + around)
-    return numbered(colours)
+        np.add.at(around, i, mix_bits(tables + colours[j] * np.uint64(3)))
+        np.add.at(around, j, mix_bits(tables * np.uint64(5) + colours[i] * np.uint64(7)))
+        colours = mix_bits(colours * np.uint64(11) + around)
+    return colour_numbers(colours)
 
 
 def fold(network: CostNetwork, hops: int, kinds: Colours | None = None) -> FoldedNetwork:
@@ -116,7 +116,7 @@ def numbers_of(tables: Sequence[Table]) -> Colours:
     return np.array([objects[id(table)] for table in tables], dtype=np.uint64)
 
 
-def mixed(x: Colours) -> Colours:
+def mix_bits(x: Colours) -> Colours:
     """Numbers spread over all 64 bits."""
     a, b, c = (np.uint64(f) for f in _FACTORS)
     x = (x + np.uint64(1)) * a
@@ -125,7 +125,7 @@ def mixed(x: Colours) -> Colours:
     return x ^ (x >> np.uint64(31))
 
 
-def numbered(colours: Colours) -> tuple[int, ...]:
+def colour_numbers(colours: Colours) -> tuple[int, ...]:
     """Colours as 0, 1, ... by first sight."""
     seen: dict[Any, int] = {}
     return tuple(seen.setdefault(c, len(seen)) for c in colours.tolist())
@@ -153,7 +153,7 @@ class Descent:
         self.classes, small = folded.classes, folded.network
         self.first = {k: node for node, k in reversed(list(enumerate(self.classes)))}
         self.ceiling = ceiling_of(small) / constants.LEAST_PART
-        self.flat = flat_network(small).filled(self.ceiling)
+        self.flat = flat_network(small).with_ceiling(self.ceiling)
         order = entries_of(small.edges, len(small.unary)).order
         self.kinds = np.array(folded.kinds, dtype=np.int64)[order % max(1, len(small.edges))]
         self.limit = budget.limit if budget else np.inf

@@ -70,10 +70,10 @@ class ParamText:
         if isinstance(x, _PLAIN):
             return repr(x)
         if id(x) not in self.known:  # the object is held, so that no other one gets its address
-            self.known[id(x)] = x, self.made(x)
+            self.known[id(x)] = x, self.new_text(x)
         return self.known[id(x)][1]
 
-    def made(self, x: Any) -> str:
+    def new_text(self, x: Any) -> str:
         """The text of a parameter that has not been seen."""
         name = f"{type(x).__module__}.{type(x).__qualname__}"
         for kinds, write in _WRITERS:

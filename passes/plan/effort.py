@@ -53,7 +53,7 @@ class Effort:
     end: float = math.inf
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds of work that may still be done."""
         return 0.0 if self.count.is_over() else max(0.0, self.end - self.count.seconds)
 
@@ -68,7 +68,7 @@ class Effort:
 
     def part(self, share: float) -> Effort:
         """A part of what is left."""
-        return self.at_most(share * self.left)
+        return self.at_most(share * self.seconds_left)
 
 
 def until_over(time_limit_seconds: float | None) -> Effort:

@@ -81,7 +81,7 @@ def eliminate_parts(reduction: Reduction, effort: Effort) -> Reduction:
             continue
         part = CostNetwork(tuple(kernel.unary[node] for node in nodes), tuple(edges[p]))
         effort.count.add(constants.PLANNED_EDGE_SECONDS * (len(nodes) + len(edges[p])))
-        most = min(constants.ELIMINATED_CELLS, effort.left / constants.ELIMINATED_CELL_SECONDS)
+        most = min(constants.ELIMINATED_CELLS, effort.seconds_left / constants.ELIMINATED_CELL_SECONDS)
         elimination = plan_elimination(part, max_cells=most)
         if elimination is not None:
             effort.count.add(constants.ELIMINATED_CELL_SECONDS * elimination.cells)

@@ -58,7 +58,7 @@ class FlatNetwork(NamedTuple):
         """Views of an array over all states, one per node."""
         return np.split(values, self.offsets[1:-1])[: self.turn.size]
 
-    def filled(self, ceiling: float) -> FlatNetwork:
+    def with_ceiling(self, ceiling: float) -> FlatNetwork:
         """With finite costs only: infinite ones are `ceiling` above the least of their node or table."""
         theta, pool = self.theta, self.pool
         if theta.max(initial=0.0) == np.inf:

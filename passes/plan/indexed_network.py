@@ -141,10 +141,10 @@ def wide_network(network: IndexedNetwork, dtype: type) -> Wide:
         kind = cores.put(table)
         later = place[i] < place[j]
         edges.append((place[i], place[j], None) if later else (place[j], place[i], None))
-        kinds.append(kind if later else kind.turned())
+        kinds.append(kind if later else kind.transpose())
     entries = entries_of(edges, sizes.size)
     # An entry's core has the other end's classes as rows: at the earlier node that is the turned one.
-    both = np.array([k.turned() for k in kinds] + kinds, dtype=np.int64).reshape(-1, 6)[entries.order]
+    both = np.array([k.transpose() for k in kinds] + kinds, dtype=np.int64).reshape(-1, 6)[entries.order]
     return Wide(
         starts_of(sizes),
         entries.first,
@@ -170,7 +170,7 @@ class _Kind(NamedTuple):
     core: int
     transposed: int
 
-    def turned(self) -> _Kind:
+    def transpose(self) -> _Kind:
         return _Kind(self.columns, self.rows, self.width, self.height, self.transposed, self.core)
 
 

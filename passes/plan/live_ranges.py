@@ -69,7 +69,7 @@ class LaterUses:
         found, wanted = dict[int, UseSpan](), dict[int, list[int]]()
         for node in reversed(self.m.graph.nodes):
             for v in filter(self.is_free, node.outputs):
-                early, late, own = self.divided(v)
+                early, late, own = self.divide_uses(v)
                 again = wanted.get(v, [])
                 if not own and not again:
                     continue
@@ -112,7 +112,7 @@ class LaterUses:
         """Whether it makes a difference how long a value is kept, or that what it is made of is."""
         return self.m.is_large(v) or v not in self.m.lives
 
-    def divided(self, v: int) -> tuple[list[ValueUse], list[ValueUse], list[tuple[int, int]]]:
+    def divide_uses(self, v: int) -> tuple[list[ValueUse], list[ValueUse], list[tuple[int, int]]]:
         """The uses of a value before the longest time in which nobody reads it, those after it, and when it
         is read then."""
         until, since = self.times[self.makers[v].id][1], self.m.end + 1
@@ -261,7 +261,7 @@ class UnwrittenValues:
                 self.m.tables[key] = written_down(_forbidden(np.vstack(ways)))
             self.m.add_edge(x.value, x.variable, copy, self.m.tables[key])
             sizes = np.zeros(len(lies))
-            sizes[:n] = self.m.held(x.value, tuple(lies[:n]))
+            sizes[:n] = self.m.held_bytes(x.value, tuple(lies[:n]))
             self.m.load(x.variable, x.since, x.start, sizes)
         for k, operand in enumerate(x.made.inputs):
             if not isinstance(operand, Const) and operand in self.later:
@@ -274,7 +274,7 @@ class UnwrittenValues:
         again = x.has_spots and source.has_spots
         key = "needs", id(lies), source.kept, id(strategies), id(own), x.kept, k, again, id(boxing)
         if key not in self.m.columns:
-            sends = self.m.copied(boxing)[1]
+            sends = self.m.copy_masks(boxing)[1]
             wanted: dict[Any, dict[NdSbp, int]] = {}
             for s in strategies:
                 wanted.setdefault(s.results[0], {})[s.operands[k]] = boxing.index[s.operands[k]]

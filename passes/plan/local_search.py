@@ -42,7 +42,7 @@ class LocalSearch:
         """Of the kernel's nodes."""
         self.flat_budget = flat_budget(flat, self.loads, budget.limit)
         ceiling = ceiling_of(kernel)
-        self.flat = flat.filled(ceiling)
+        self.flat = flat.with_ceiling(ceiling)
         self.finite = least_of(kernel) + 0.9999 * ceiling
         """What is dearer has an infinite entry."""
         self.prices = Prices(flat, self.flat, self.flat_budget, self.reduction.constant, effort)
@@ -132,16 +132,16 @@ class JointNetwork:
     loads: tuple[Load, ...]
     kept: tuple[Indices, ...]
 
-    def narrowed(self, states: Indices) -> list[int]:
+    def to_joint(self, states: Indices) -> list[int]:
         """One of the assignments in terms of this network."""
         return [int(keep.searchsorted(state)) for keep, state in zip(self.kept, states, strict=True)]
 
-    def widened(self, states: Sequence[int]) -> Indices:
+    def to_whole(self, states: Sequence[int]) -> Indices:
         """States of this network in terms of the whole."""
         return np.array([keep[state] for keep, state in zip(self.kept, states, strict=True)], dtype=np.int64)
 
 
-def together(network: CostNetwork, loads: Sequence[Load], among: Sequence[Indices]) -> JointNetwork:
+def joint_network(network: CostNetwork, loads: Sequence[Load], among: Sequence[Indices]) -> JointNetwork:
     """The network on the states that some assignments have.
 
     >>> network = CostNetwork((np.arange(3.0), np.arange(3.0)), ())
@@ -189,7 +189,7 @@ class Known:
             self.seen.add(key)
             self.states.append(states.copy())
 
-    def chosen(
+    def closest(
         self, values: Sequence[float], cost: float, lower: float, best: Indices | None
     ) -> list[Indices]:
         """Those with the least values, and the best one; nothing if these are those of the last time. What

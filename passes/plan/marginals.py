@@ -59,7 +59,7 @@ def cheapest_held(
     """
     if not alternatives:
         return HeldSolutions((), 0, 0, 0)
-    share = effort.left / (constants.HELD_SHARES * wanted)
+    share = effort.seconds_left / (constants.HELD_SHARES * wanted)
     base, least = _bounds(network)
     adds = [[float(least[x][state]) for x, state in held.items()] for held in alternatives]
     costs: list[tuple[float, int, Solution]] = []
@@ -93,7 +93,7 @@ def _bounds(network: CostNetwork) -> tuple[float, list[Table]]:
     for _ in range(constants.ROUND_SWEEPS):
         dual.sweep(forward=True)
         dual.sweep(forward=False)
-    base = dual.bound()
+    base = dual.lower_bound()
     dual.sweep(True, excess)
     dual.sweep(False, excess)
     return base, flat.split(excess)

@@ -95,7 +95,7 @@ class RoomModel(Model):
 
     def serve(self, v: int, supply: ValueUse, uses: list[ValueUse]) -> None:
         """Edges to the uses, through a share for each of several clusters."""
-        clusters = self.clustered(v, uses)
+        clusters = self.cluster_uses(v, uses)
         if len(clusters) < 2:
             super().serve(v, supply, uses)
             return
@@ -106,7 +106,7 @@ class RoomModel(Model):
             for use in cluster:
                 self.edge(v, supply if share is None else share, use)
 
-    def clustered(self, v: int, uses: list[ValueUse]) -> list[list[ValueUse]]:
+    def cluster_uses(self, v: int, uses: list[ValueUse]) -> list[list[ValueUse]]:
         """The uses in clusters; one for what bodies of loops use, or what is small."""
         outside = v in self.arguments or (v in self.lives and self.supply[v].times == 1)
         if not outside or not self.is_large(v) or any(not self.is_outermost(u) for u in uses):
@@ -153,7 +153,7 @@ class RoomModel(Model):
             life = None
         if not self.is_large(v):
             if life is not None and not is_argument:
-                self.load(supply.variable, life.start, life.end, self.held(v, supply.needs))
+                self.load(supply.variable, life.start, life.end, self.held_bytes(v, supply.needs))
             return
         if v in self.shares:
             self.load_share(v, uses, None if is_argument else life)
@@ -165,7 +165,7 @@ class RoomModel(Model):
         supply, (at, end) = self.supply[v], self.when(use)
         end = max(end, life.last if life is not None else end)
         if life is not None and not is_argument:
-            self.load(supply.variable, life.start, at + 1, self.held(v, supply.needs))
+            self.load(supply.variable, life.start, at + 1, self.held_bytes(v, supply.needs))
         copy = self.copies(v, supply, use, at, end, whole_time=life is not None and not is_argument)
         if copy is not None:
             self.boxed_once[v] = BoxedOnce(copy, supply, at)
@@ -178,8 +178,8 @@ class RoomModel(Model):
         share = ValueUse(self.shares[v], states, (), 1)
         near = self.near.get(v, [(None, uses)])
         if life is not None:
-            self.load(supply.variable, life.start, first + 1, self.held(v, supply.needs))
-            self.load(share.variable, first + 1, life.end, self.held(v, states))
+            self.load(supply.variable, life.start, first + 1, self.held_bytes(v, supply.needs))
+            self.load(share.variable, first + 1, life.end, self.held_bytes(v, states))
             last = first + 1
         elif v in self.arguments and len(near) > 1 and self.is_updated(v):
             # The update takes what lies at rest.
@@ -222,7 +222,7 @@ class RoomModel(Model):
             own = tuple(dict.fromkeys(use.needs))
             made, wanted = self.tables_of(boxing, source.needs, use.needs, computed)
             free = np.where(made, np.inf, 0.0)
-            beside = np.where(made, self.held(v, source.needs)[:, None], np.inf).min(axis=0)
+            beside = np.where(made, self.held_bytes(v, source.needs)[:, None], np.inf).min(axis=0)
             beside[np.isinf(beside) | (not computed)] = 0.0
             self.columns[key] = (
                 written_down(np.hstack([np.where(made, 0.0, np.inf), free])),
@@ -236,7 +236,7 @@ class RoomModel(Model):
         before, match, zero, beside, own, is_boxed, _ = self.columns[key]
         if not is_boxed and not whole_time:
             return None
-        n, sizes = len(own), self.held(v, own)
+        n, sizes = len(own), self.held_bytes(v, own)
         variable = self.variable((*own, *own), zero)
         self.add_edge(v, source.variable, variable, before)
         self.add_edge(v, use.variable, variable, match)
@@ -254,9 +254,9 @@ class RoomModel(Model):
         place = {nd: k for k, nd in enumerate(own)}
         wanted = np.full((len(after), len(own)), np.inf)
         wanted[np.arange(len(after)), [place[nd] for nd in after]] = 0.0
-        return self.copied(boxing)[int(computed)][np.ix_(rows, columns)], wanted
+        return self.copy_masks(boxing)[int(computed)][np.ix_(rows, columns)], wanted
 
-    def copied(self, boxing: Boxing) -> tuple[NDArray[np.bool_], ...]:
+    def copy_masks(self, boxing: Boxing) -> tuple[NDArray[np.bool_], ...]:
         """Whether boxing makes a copy: a collective other than an all-reduce, which writes over its operand;
         and whether it has any. Cuts and zeros are computed by who reads them."""
         return boxing.sends
@@ -266,7 +266,7 @@ class RoomModel(Model):
         if start < end:
             self.loads.append(Load(variable, start, end, sizes))
 
-    def held(self, v: int, signatures: tuple[NdSbp, ...]) -> Table:
+    def held_bytes(self, v: int, signatures: tuple[NdSbp, ...]) -> Table:
         """The bytes of a temporary under each signature, with the holes beside it."""
         return self.sizes(v, signatures, 1.0 + self.holes)
 
@@ -281,7 +281,7 @@ class RoomModel(Model):
         found: Table = self.columns[key][0]
         return found
 
-    def chosen(self, states: Sequence[int], cost: float, bound: float) -> ChosenSignatures:
+    def chosen_signatures(self, states: Sequence[int], cost: float, bound: float) -> ChosenSignatures:
         """What states of the variables mean, with the clusters."""
         clusters = {
             v: tuple(
@@ -293,4 +293,4 @@ class RoomModel(Model):
             )
             for v, near in self.near.items()
         }
-        return replace(super().chosen(states, cost, bound), clusters=clusters)
+        return replace(super().chosen_signatures(states, cost, bound), clusters=clusters)

@@ -165,7 +165,7 @@ class Model:
         for i, (v, wanted) in enumerate(zip(self.graph.inputs, self.boundary.inputs, strict=True)):
             cost = _at(self.boundary.in_costs, i)
             states = self.rest(wanted, values[v], cost)
-            self.inputs.append(self.variable(states, self.beyond(cost, v, states)))
+            self.inputs.append(self.variable(states, self.boundary_costs(cost, v, states)))
             self.supply[v] = ValueUse(self.inputs[-1], states, (), 1)
         self.nodes: dict[int, int] = {}
         self.ports: dict[int, list[int]] = {}
@@ -261,12 +261,12 @@ class Model:
         else:
             cost = _at(self.boundary.out_costs, i)
             rest = self.rest(self.boundary.outputs[i], self.graph.values[x], cost)
-            variable = self.variable(rest, self.beyond(cost, x, rest))
+            variable = self.variable(rest, self.boundary_costs(cost, x, rest))
         states = tuple(self.states[variable])
         self.want(x, ValueUse(variable, states, self.alike(False, len(states)), 1, -1 - i))
         return variable
 
-    def beyond(self, cost: BoundaryCost | None, v: int, states: Sequence[NdSbp]) -> Table | None:
+    def boundary_costs(self, cost: BoundaryCost | None, v: int, states: Sequence[NdSbp]) -> Table | None:
         """What a value takes beyond the program, however it lies."""
         if cost is None:
             return None
@@ -288,7 +288,7 @@ class Model:
 
     def share(self, v: int, supply: ValueUse, uses: Sequence[ValueUse]) -> ValueUse:
         """A new share variable between a supplier and some uses."""
-        states = self.shared(supply, uses, self.c.partials[v])
+        states = self.share_signatures(supply, uses, self.c.partials[v])
         share = ValueUse(self.variable(states), states, self.alike(True, len(states)), supply.times)
         self.edge(v, supply, share)
         return share
@@ -319,7 +319,7 @@ class Model:
         self.edges.append((i, j, table))
         self.edge_values.append(v)
 
-    def shared(
+    def share_signatures(
         self, supply: ValueUse, uses: Sequence[ValueUse], natural: frozenset[str]
     ) -> tuple[NdSbp, ...]:
         """What a value with several uses may be boxed to first: what any of them wants."""
@@ -353,7 +353,7 @@ class Model:
                 self.tables[key] = IndexedTable(boxing.both, rows, columns, float(use.times))
         self.add_edge(v, supply.variable, use.variable, self.tables[key])
 
-    def chosen(self, states: Sequence[int], cost: float, bound: float) -> ChosenSignatures:
+    def chosen_signatures(self, states: Sequence[int], cost: float, bound: float) -> ChosenSignatures:
         """What states of the variables mean."""
 
         def state(variable: int) -> Any:

@@ -32,7 +32,7 @@ class TimePrices:
     times: Indices
     prices: Table
 
-    def charged(self, unary: Sequence[Table], loads: Sequence[Load]) -> tuple[Table, ...]:
+    def priced_unary(self, unary: Sequence[Table], loads: Sequence[Load]) -> tuple[Table, ...]:
         """Costs of nodes' states with those of their bytes; equal ones stay one object."""
         until = np.concatenate([[0.0], np.cumsum(self.prices)])
         begin, end = (np.searchsorted(self.times, [getattr(x, f) for x in loads]) for f in ("start", "end"))
@@ -83,7 +83,7 @@ class Prices:
         self.dual.sweep(True)
         swept = self.dual.sweep(False) - self._paid_back()
         if swept > self.lower:
-            proven = self.dual.bound() - self._paid_back()
+            proven = self.dual.lower_bound() - self._paid_back()
             if proven > self.lower:
                 self.lower, self.best = proven, self.at
         states = self.dual.decode(True)
@@ -101,7 +101,7 @@ class Prices:
 
     def at_least(self) -> list[Table]:
         """Per node, a lower bound on what costs each assignment with a state, at the prices of now."""
-        bound = self.dual.bound() - self._paid_back()
+        bound = self.dual.lower_bound() - self._paid_back()
         return self.flat.split(bound + self.excess())
 
     def to_budget(self, budget: FlatBudget, more: float) -> None:
@@ -123,7 +123,7 @@ class Prices:
         """Prices to begin with, each at the last time here that is not after its own."""
         self.charge(self._at_times(known))
 
-    def found(self) -> TimePrices:
+    def best_prices(self) -> TimePrices:
         """The prices of the best bound."""
         return self._dear(self.best)
 
@@ -219,7 +219,7 @@ class _PeakSearch:
         for _ in range(constants.HELD_STEPS):
             self.dual.sweep(True)
             self.dual.sweep(False)
-            self.lower = max(self.lower, self.dual.bound() + float(self.weights @ self.fixed))
+            self.lower = max(self.lower, self.dual.lower_bound() + float(self.weights @ self.fixed))
             states = self.dual.decode(True)
             self.offer(states)
             use = forests.use_of(self.budget, states) + self.fixed

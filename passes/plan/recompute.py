@@ -84,7 +84,11 @@ class RecomputingModel(RoomModel):
         """Adds the variable of a value's later uses, and moves these to the second value."""
         node, p, early, late = self.makers[v], second[v], span.early, span.late
         nothing, strategies = 0 if late else 1, self.silent(node)
-        shared = self.shared(self.supply[v], early, self.c.partials[v]) if early else self.supply[v].needs
+        shared = (
+            self.share_signatures(self.supply[v], early, self.c.partials[v])
+            if early
+            else self.supply[v].needs
+        )
         each, ways = shared, 1
         if v not in self.lives:
             ways = 3 if early and self.unwritten.is_computed_again(node) else 2
@@ -92,7 +96,7 @@ class RecomputingModel(RoomModel):
         starts = tuple(dict.fromkeys((span.start, span.soonest if self.by_chain else span.start)))
         n, key = len(shared), (id(shared), id(strategies), nothing, len(starts))
         made = self.column(strategies, "results", 0) * len(starts) if strategies else ()
-        lies = self.padded((*key, "lies"), 0, (*shared, *made), nothing)
+        lies = self.pad((*key, "lies"), 0, (*shared, *made), nothing)
         # What has no early use is made later only; what it takes is counted already.
         again = np.zeros(len(strategies))
         if early and strategies:
@@ -105,7 +109,7 @@ class RecomputingModel(RoomModel):
         variable = self.variable(lies, costs)
         own, keeping = self.count + node.id, 2 * self.count + v
         alike = self.alike(True, len(lies))
-        keep = ValueUse(variable, self.padded((*key, "keep"), 0, shared, len(lies) - n), alike, 1, keeping)
+        keep = ValueUse(variable, self.pad((*key, "keep"), 0, shared, len(lies) - n), alike, 1, keeping)
         life = self.lives.get(v)
         since = max([self.times[node.id][1], *(t for _, t in self.uses.reads(v) if t <= span.start)])
         until = span.until if life is None else max(span.until, life.last)
@@ -122,12 +126,12 @@ class RecomputingModel(RoomModel):
             self.lives[v] = replace(life, end=min(life.end, since), last=min(life.last, since))
             self.lives[p] = Lifetime(p, span.start, until, span.start, until)
             self.load(
-                variable, starts[-1], span.start, np.where(begins < span.start, self.held(v, lies), 0.0)
+                variable, starts[-1], span.start, np.where(begins < span.start, self.held_bytes(v, lies), 0.0)
             )
         for k, x in enumerate(node.inputs if strategies else ()):
             if not isinstance(x, Const):
                 wanted = self.column(strategies, "operands", k) * len(starts)
-                needs = self.padded((*key, k), n, wanted, nothing)
+                needs = self.pad((*key, k), n, wanted, nothing)
                 self.want_later(x, second, ValueUse(variable, needs, alike, 1, own + self.stride * (k + 1)))
                 if self.by_chain and x in self.later:
                     self.add_order(self.later[x], self.later[v])
@@ -161,7 +165,7 @@ class RecomputingModel(RoomModel):
         variable = self.variable((*again, NOWHERE, NOWHERE))
         self.add_edge(x.value, x.variable, variable, first_table)
         self.add_edge(x.value, use.variable, variable, then_table)
-        self.load(variable, start, x.start, self.held(x.value, (*again, NOWHERE, NOWHERE)))
+        self.load(variable, start, x.start, self.held_bytes(x.value, (*again, NOWHERE, NOWHERE)))
 
     def add_order(self, first: LaterUse, second: LaterUse) -> None:
         """What is made again of a value that is made again too is made after it."""
@@ -180,12 +184,12 @@ class RecomputingModel(RoomModel):
         if key not in self.columns:
             shape = self.c.placement.shape
             self.columns[key] = tuple(
-                s for s in listed if not communication_of(self.graph, node, s.lying, shape)
+                s for s in listed if not communication_of(self.graph, node, s.signatures, shape)
             )
         found: tuple[Strategy, ...] = self.columns[key]
         return found
 
-    def padded(self, key: Any, before: int, signatures: tuple[NdSbp, ...], after: int) -> tuple[NdSbp, ...]:
+    def pad(self, key: Any, before: int, signatures: tuple[NdSbp, ...], after: int) -> tuple[NdSbp, ...]:
         """Signatures with nothing before and after them; the same object for the same key."""
         made = (*[NOWHERE] * before, *signatures, *[NOWHERE] * after)
         found: tuple[NdSbp, ...] = self.columns.setdefault(("padded", *key), made)
@@ -195,7 +199,7 @@ class RecomputingModel(RoomModel):
         """From when until when an op runs, the copies of ops too."""
         return self.times[use.user] if use.user >= 0 else super().when(use)
 
-    def shared(
+    def share_signatures(
         self, supply: ValueUse, uses: Sequence[ValueUse], natural: frozenset[str]
     ) -> tuple[NdSbp, ...]:
         """What a value may be boxed to first; nothing, where there may be nothing."""
@@ -218,7 +222,7 @@ class RecomputingModel(RoomModel):
                 same = (rows[:, None] == columns[None, :]) | (columns == number.get(NOWHERE, -1))[None, :]
                 self.tables["keep", *key[2:4]] = written_down(np.where(same, 0.0, np.inf))
             self.add_edge(v, supply.variable, use.variable, self.tables["keep", *key[2:4]])
-        elif self.filled(supply.needs)[1] is None and self.filled(use.needs)[1] is None:
+        elif self.fill(supply.needs)[1] is None and self.fill(use.needs)[1] is None:
             super().edge(v, supply, use)
         else:
             if key not in self.tables:
@@ -258,7 +262,7 @@ class RecomputingModel(RoomModel):
         super().load_value(v, uses)
         later = self.later.get(v)
         if later is not None and v in self.lives:
-            sizes = self.held(v, tuple(self.states[later.variable])).copy()
+            sizes = self.held_bytes(v, tuple(self.states[later.variable])).copy()
             sizes[later.kept :] = 0.0
             self.load(later.variable, later.since, later.start, sizes)
         elif later is not None:
@@ -286,7 +290,7 @@ class RecomputingModel(RoomModel):
         filled = tuple(somewhere if nd is NOWHERE else nd for nd in before)
         at = [boxing.index[nd] for nd in filled]
         to = [boxing.index[somewhere if nd is NOWHERE else nd] for nd in own]
-        made = self.copied(boxing)[int(computed)][np.ix_(at, to)].copy()
+        made = self.copy_masks(boxing)[int(computed)][np.ix_(at, to)].copy()
         made[[nd is NOWHERE for nd in before]] = False
         made[:, [nd is NOWHERE for nd in own]] = False
         place = {nd: k for k, nd in enumerate(own)}
@@ -296,11 +300,11 @@ class RecomputingModel(RoomModel):
 
     def sizes(self, v: int, signatures: tuple[NdSbp, ...], factor: float = 1.0) -> Table:
         """Of a device's part of a value under each signature; of nothing none."""
-        filled, nowhere = self.filled(signatures)
+        filled, nowhere = self.fill(signatures)
         found = super().sizes(v, filled, factor)
         return found if nowhere is None else np.where(nowhere, 0.0, found)
 
-    def filled(self, signatures: tuple[NdSbp, ...]) -> tuple[tuple[NdSbp, ...], NDArray[np.bool_] | None]:
+    def fill(self, signatures: tuple[NdSbp, ...]) -> tuple[tuple[NdSbp, ...], NDArray[np.bool_] | None]:
         """Signatures with a whole value instead of nothing, and which these are, if any."""
         key = "filled", id(signatures)
         if key not in self.columns:
@@ -314,9 +318,9 @@ class RecomputingModel(RoomModel):
 
     # What was chosen.
 
-    def chosen(self, states: Sequence[int], cost: float, bound: float) -> ChosenSignatures:
+    def chosen_signatures(self, states: Sequence[int], cost: float, bound: float) -> ChosenSignatures:
         """What states of the variables mean, in terms of the program as it is and of what is recomputed."""
-        base = super().chosen(states, cost, bound)
+        base = super().chosen_signatures(states, cost, bound)
         shares, clusters = dict(base.shares), dict(base.clusters)
         recomputed = dict[int, RecomputedValue]()
         run = {self.count + x.made.id for x in self.later.values() if self.runs(x, states)}

@@ -243,7 +243,7 @@ class _Reducer:
         if self.size[node] ** 2 * widest > constants.COMPARED_CELLS:
             return None
         loads = tuple(sorted({number for _, number in self.carried[node]}))
-        return self.algebra.undominated(self.theta[node], tuple(sorted(near.values())), loads)
+        return self.algebra.undominated_states(self.theta[node], tuple(sorted(near.values())), loads)
 
     def _keep(self, node: int, keep: Kept) -> None:
         """Remove all other states of a node."""

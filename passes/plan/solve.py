@@ -18,8 +18,8 @@ from sbp.passes.plan.local_search import (
     Known,
     LocalSearch,
     cheapest_states,
+    joint_network,
     on_states,
-    together,
 )
 from sbp.passes.plan.network import CostNetwork, Indices, Infeasible, Solution
 from sbp.passes.plan.prices import least_peak
@@ -221,11 +221,11 @@ class Solver(LocalSearch):
     def _combine(self) -> None:
         """The best of what is known together, and of that with what costs least by the bound."""
         begun, paid = self.effort.count.seconds, float(self.prices.best @ self.flat_budget.room)
-        if self.is_part or self.combined_seconds > constants.PART_SHARE * self.effort.left:
+        if self.is_part or self.combined_seconds > constants.PART_SHARE * self.effort.seconds_left:
             return
         priced = self.flat._replace(theta=self._priced(self.prices.best))
         values = [sweeps.total_cost(priced, x) - paid for x in self.known.states]
-        among = self.known.chosen(values, self.cost, self.prices.lower, self.states)
+        among = self.known.closest(values, self.cost, self.prices.lower, self.states)
         if len(among) > 1:
             self._best_among(among, among)
         if self.known.has_risen(self.cost, self.prices.lower) and self.rounds:
@@ -244,11 +244,11 @@ class Solver(LocalSearch):
           known: where to begin.
         """
         effort, good = self.effort.part(constants.PART_SHARE), constants.COMBINED_GAP
-        small = together(self.reduction.kernel, self.loads, among)
+        small = joint_network(self.reduction.kernel, self.loads, among)
         with suppress(Infeasible):  # each of them may have an infinite cost
             found = self._on(small, known, effort, good, is_part=True)
             if found.fits and math.isfinite(found.cost):
-                self._polish(small.widened(found.states))
+                self._polish(small.to_whole(found.states))
 
     def _rest_is_solved(self) -> bool:
         """Whether many states cost more than what is known: then the others alone are solved."""
@@ -264,7 +264,7 @@ class Solver(LocalSearch):
         good = self.good_gap * abs(self.cost + self.reduction.constant) / max(abs(self.cost), self.noise)
         rest = on_states(self.reduction.kernel, self.loads, kept)
         found = self._on(rest, [self.states], self.effort, good)
-        self._offer(rest.widened(found.states))
+        self._offer(rest.to_whole(found.states))
         self.rest_bound = min(found.bound, self.cost)
         return True
 
@@ -288,9 +288,9 @@ class Solver(LocalSearch):
             few.network, Budget(few.loads, self.budget.limit), effort, None, good_gap, is_part=is_part
         )
         if inner.flat_budget.room.size:
-            inner.prices.begin_at(self.prices.found())
+            inner.prices.begin_at(self.prices.best_prices())
         for x in known:
-            inner.start_from(few.narrowed(x))
+            inner.start_from(few.to_joint(x))
         return inner.run()
 
     def _allow(self, effort: Effort) -> None:

@@ -53,7 +53,7 @@ def _starts_among(
 
     def solved(prices: TimePrices, effort: Effort) -> tuple[int, ...]:
         """The cheapest states at some prices."""
-        unary = prices.charged(reduction.kernel.unary, reduction.loads)
+        unary = prices.priced_unary(reduction.kernel.unary, reduction.loads)
         found = solve(CostNetwork(unary, reduction.kernel.edges), effort=effort)
         states = reduction.expand(found.states)
         return tuple(int(own[k]) for own, k in zip(kept, states, strict=True))

@@ -171,7 +171,7 @@ class Dual:
     """
 
     def __init__(self, flat: FlatNetwork, ceiling: float, count: WorkCount | None = None) -> None:
-        self.flat = flat.filled(ceiling)
+        self.flat = flat.with_ceiling(ceiling)
         self.theta = self.flat.theta.copy()
         self.messages = np.zeros(int(flat.message[-1]))
         """What nodes have put on their edges."""
@@ -187,7 +187,7 @@ class Dual:
         self.count.add(self.sweep_seconds)
         return sweep(self.flat, self.theta, self.messages, excess, forward)
 
-    def bound(self) -> float:
+    def lower_bound(self) -> float:
         """A lower bound, safe from rounding: the sum of all minima, less what rounding may have added."""
         total, size = minima(self.flat, self.theta, self.messages)
         return total - 1e-12 * size

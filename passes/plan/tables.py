@@ -143,7 +143,9 @@ class TableAlgebra:
         return self.store.put(sweeps.min_plus(a, self.store.tables[to_b]))
 
     @_once
-    def undominated(self, theta: int, numbers: tuple[int, ...], loads: tuple[int, ...] = ()) -> Kept | None:
+    def undominated_states(
+        self, theta: int, numbers: tuple[int, ...], loads: tuple[int, ...] = ()
+    ) -> Kept | None:
         """States that no other state replaces at no more cost, whatever the neighbours do; None if all.
 
         What replaces a state has no more of any of the loads.

@@ -89,7 +89,7 @@ class Region:
         """The tensors that enter through the other ports."""
         return {i: x for i, x in self.outer.items() if i not in at}
 
-    def leaving(self, at: Sequence[int], k: int = 0) -> Leaving:
+    def leaving_values(self, at: Sequence[int], k: int = 0) -> Leaving:
         """What leaves through some ports: the end number `k` of each."""
         return [(self.ports[i].leaves[k], self.inside[i]) for i in at]
 
@@ -138,7 +138,7 @@ def _lower_scan(r: Region) -> list[jax.Array]:
     summed = summed_ports(r.node, r.ports, r.inside)
     sliced = r.where(lambda p: p.operand is not None and p.stacked)
     sliced = [i for i in sliced if i not in summed.values()]
-    fixed, leaving = r.without([*carried, *sliced, *summed.values()]), r.leaving([*carried, *stacked])
+    fixed, leaving = r.without([*carried, *sliced, *summed.values()]), r.leaving_values([*carried, *stacked])
 
     def trip(
         carry: tuple[Tensors, Tensors], xs: tuple[jax.Array | None, Tensors]
@@ -165,8 +165,8 @@ def _lower_scan(r: Region) -> list[jax.Array]:
 def _lower_while(r: Region) -> list[jax.Array]:
     """A while loop; its predicate is whole, so that all devices leave it together."""
     carried = r.where(lambda p: p.result is not None)
-    fixed, leaving = r.without(carried), r.leaving(carried)
-    test = r.leaving(r.where(lambda p: p.whole))
+    fixed, leaving = r.without(carried), r.leaving_values(carried)
+    test = r.leaving_values(r.where(lambda p: p.whole))
 
     def entering(carry: Tensors) -> dict[int, jax.Array]:
         return {**fixed, **dict(zip(carried, carry, strict=True))}
@@ -185,7 +185,7 @@ def _lower_cond(r: Region) -> list[jax.Array]:
     results = r.where(lambda p: p.result is not None)
 
     def branch(k: int) -> Callable[[], Tensors]:
-        return lambda: tuple(r.body(k, r.without([index]), r.leaving(results, k)))
+        return lambda: tuple(r.body(k, r.without([index]), r.leaving_values(results, k)))
 
     return list(lax.switch(r.outer[index], [branch(k) for k in range(len(r.node.bodies))]))
 

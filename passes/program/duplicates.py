@@ -78,7 +78,7 @@ def op_key(node: Node, operands: Iterable[Hashable]) -> _Key | None:
     """
     if node.bodies or node.barrier >= 0 or speaks(node):
         return None
-    role = node.role.undirected
+    role = node.role.without_direction
     try:
         params = tuple((name, exact(x)) for name, x in sorted(node.params.items()))
         key = (node.primitive, node.target, role, tuple(operands), params)

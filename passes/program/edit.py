@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from sbp.compat import core
-from sbp.passes.program.graph import Const, Graph, Node, Operand, Source, Value, numbered
+from sbp.passes.program.graph import Const, Graph, Node, Operand, Source, Value, number_nodes
 from sbp.passes.program.trace import Builder, prune
 
 
@@ -52,12 +52,14 @@ class Editor:
             x = self.instead[x]
         return x
 
-    def renamed(self, node: Node) -> Node:
+    def with_new_operands(self, node: Node) -> Node:
         """An op that reads what stands for its operands now; most are left as they are."""
         if not node.bodies and self.instead.keys().isdisjoint(x for x in node.inputs if isinstance(x, int)):
             return node
         bodies = (
-            replace(b, nodes=tuple(map(self.renamed, b.nodes)), outputs=tuple(map(self.read, b.outputs)))
+            replace(
+                b, nodes=tuple(map(self.with_new_operands, b.nodes)), outputs=tuple(map(self.read, b.outputs))
+            )
             for b in node.bodies
         )
         return replace(node, inputs=tuple(map(self.read, node.inputs)), bodies=tuple(bodies))
@@ -70,8 +72,8 @@ class Editor:
             values=tuple(b.values),
             inputs=(*graph.inputs, *b.const_ids),
             consts=(*graph.consts, *b.consts),
-            nodes=tuple(map(self.renamed, nodes)),
+            nodes=tuple(map(self.with_new_operands, nodes)),
             outputs=tuple(map(self.read, graph.outputs)),
         )
         kept = prune(changed)
-        return replace(kept, nodes=numbered(kept.nodes))
+        return replace(kept, nodes=number_nodes(kept.nodes))

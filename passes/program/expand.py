@@ -156,7 +156,7 @@ EXPANDED: dict[str, Callable[[JaxprEqn], ClosedJaxpr | None]] = {
 """Per primitive the closed jaxpr of an equation, or None if this one stays as it is."""
 
 
-def expanded(eqn: JaxprEqn) -> ClosedJaxpr | None:
+def expansion(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """What an equation stands for, if it is to be seen through but does not hold its body; else None."""
     name = eqn.primitive.name
     if name not in core.CALLS and is_empty(eqn):

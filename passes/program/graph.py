@@ -253,7 +253,7 @@ def speaks(node: Node) -> bool:
     )
 
 
-def used(nodes: Sequence[Node], results: Iterable[Operand]) -> tuple[Node, ...]:
+def used_nodes(nodes: Sequence[Node], results: Iterable[Operand]) -> tuple[Node, ...]:
     """Those of some ops in order that speak, or whose results somebody uses.
 
     Arguments:
@@ -268,7 +268,7 @@ def used(nodes: Sequence[Node], results: Iterable[Operand]) -> tuple[Node, ...]:
     return tuple(reversed(kept))
 
 
-def numbered(nodes: Iterable[Node]) -> tuple[Node, ...]:
+def number_nodes(nodes: Iterable[Node]) -> tuple[Node, ...]:
     """The same ops with ids: positions for the outermost, and unique ones inside bodies."""
     outer = list(nodes)
     fresh = itertools.count(len(outer))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from sbp.compat import core
 from sbp.compat.untyped import DType
 from sbp.passes.program.control import loop_params
-from sbp.passes.program.graph import Const, Graph, Node, Operand, Value, numbered
+from sbp.passes.program.graph import Const, Graph, Node, Operand, Value, number_nodes
 from sbp.passes.program.narrow_values import holds
 
 CASTS = ("convert_element_type",)
@@ -59,7 +59,7 @@ def _hoisted(graph: Graph, leaves: Leaves) -> Graph:
         nodes += [*casts.nodes, _handing(loop, made, [cast.once for cast in made])]
     if len(values) == len(graph.values):
         return graph
-    return replace(graph, values=tuple(values), nodes=numbered(nodes))
+    return replace(graph, values=tuple(values), nodes=number_nodes(nodes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +108,17 @@ class _Casts:
             x = node.inputs[0] if node.op in CASTS else None
             if isinstance(x, int) and x in fixed and self.leaves(node, depth):
                 (v,) = node.outputs
-                once = self.cast(node, fixed[x].once)
+                once = self.hoisted_cast(node, fixed[x].once)
                 made[v] = fixed[v] = replace(fixed[x], once=once, inside=v)
             elif node.op == "scan":
                 inner, wanted = self.out_of(node, {v: at.once for v, at in fixed.items()}, depth + 1)
-                handed = [self.handed(cast, fixed[cast.around], made) for cast in wanted]
+                handed = [self.hand_on(cast, fixed[cast.around], made) for cast in wanted]
                 nodes.append(_handing(inner, wanted, handed))
             else:
                 nodes.append(node)
         return replace(loop, bodies=(replace(body, nodes=tuple(nodes)),)), list(made.values())
 
-    def cast(self, node: Node, x: int) -> int:
+    def hoisted_cast(self, node: Node, x: int) -> int:
         """The result of a cast before the outermost loop; the same one of the same cast."""
         like = self.values[node.outputs[0]]
         if (x, like.dtype) not in self.known:
@@ -126,7 +126,7 @@ class _Casts:
             self.nodes.append(replace(node, inputs=(x,), outputs=(v,)))
         return self.known[x, like.dtype]
 
-    def handed(self, cast: _Entering, at: _Entering, made: dict[int, _Entering]) -> int:
+    def hand_on(self, cast: _Entering, at: _Entering, made: dict[int, _Entering]) -> int:
         """What hands a cast on to a loop inside."""
         for v, known in made.items():
             if (known.once, known.scanned) == (cast.once, at.scanned):

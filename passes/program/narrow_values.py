@@ -18,7 +18,7 @@ REARRANGING = frozenset(
 """Ops whose results have elements of their first operand, each as it is."""
 
 
-def widened(graph: Graph) -> Mapping[int, DType]:
+def narrowest_dtypes(graph: Graph) -> Mapping[int, DType]:
     """Per value that was widened, the narrowest dtype that holds all of it.
 
     >>> from sbp.passes.program.trace import trace

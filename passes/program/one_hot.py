@@ -18,7 +18,7 @@ from sbp.passes.program.graph import Const, Node, Operand
 SCATTER = "scatter-add"
 
 
-def picked(eqn: JaxprEqn) -> ClosedJaxpr | None:
+def one_hot_scatter(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """The element-wise ops of a scatter that adds one number to each row of zeros; None for any other.
 
     No two updates meet, so every element is a zero or one update, to the last bit: adding a zero of either

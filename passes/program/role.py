@@ -60,12 +60,12 @@ class Role:
     part: Part | None = None
 
     @property
-    def copied(self) -> Role:
+    def of_copy(self) -> Role:
         """That of what is computed for the op alone, which is no loop."""
         return replace(self, microbatches=False)
 
     @property
-    def undirected(self) -> Role:
+    def without_direction(self) -> Role:
         """The same of the forward and of the backward pass, between which XLA knows no difference."""
         is_plain = not self.derived and not self.undoes
         return self if is_plain else Role(self.place, "", False, self.microbatches, self.part)

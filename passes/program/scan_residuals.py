@@ -17,7 +17,7 @@ from types import MappingProxyType
 from sbp.compat import core
 from sbp.passes.program.control import loop_params
 from sbp.passes.program.duplicates import exact, op_key
-from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, Value, numbered, used
+from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, Value, number_nodes, used_nodes
 from sbp.passes.program.views import op_of
 
 
@@ -51,7 +51,7 @@ class ScanPair:
     backward: Node
     twice: tuple[RecomputedScan, ...]
 
-    def chosen(self, share: float) -> tuple[RecomputedScan, ...]:
+    def choose_residuals(self, share: float) -> tuple[RecomputedScan, ...]:
         """The results that save most arithmetic within a share of the bytes; of equal ones the first.
 
         All results of an op are kept, or none: else it runs again.
@@ -102,7 +102,7 @@ def keep_in_scans(graph: Graph, share: float) -> Graph:
         return graph
     values = list(graph.values)
     nodes = _kept(graph, graph.nodes, values, share)
-    return replace(graph, values=tuple(values), nodes=numbered(nodes))
+    return replace(graph, values=tuple(values), nodes=number_nodes(nodes))
 
 
 def computes_twice(graph: Graph) -> bool:
@@ -121,7 +121,7 @@ def _kept(graph: Graph, nodes: Sequence[Node], values: list[Value], share: float
     """The ops of a graph or a body, and of the bodies inside, with more kept."""
     new: dict[int, Node] = {}
     for pair in scan_pairs(graph, nodes):
-        if chosen := pair.chosen(share):
+        if chosen := pair.choose_residuals(share):
             one, other = (new.get(n.id, n) for n in (pair.forward, pair.backward))
             new[one.id], new[other.id] = _keeping(one, other, chosen, values)
     out = []
@@ -162,7 +162,7 @@ def _keeping(
         replace(
             backward,
             inputs=(*backward.inputs, *stacks),
-            bodies=(replace(back, nodes=used(back.nodes, back.outputs)),),
+            bodies=(replace(back, nodes=used_nodes(back.nodes, back.outputs)),),
             params=loop_params(backward.params, *counts[1]),
         ),
     )
@@ -204,9 +204,9 @@ def _pair(graph: Graph, forward: Node, backward: Node, outer: _Numbering) -> Sca
     """The values that a scan computes again of another one."""
     (body,), (again,) = forward.bodies, backward.bodies
     consts, carry = core.scan_counts(forward.params, len(forward.inputs))
-    ahead = outer.inside(forward)
+    ahead = outer.of_body(forward)
     stacked = zip(forward.outputs[carry:], body.outputs[carry:], strict=True)
-    back = outer.inside(backward, {v: ahead.of(x) for v, x in stacked})
+    back = outer.of_body(backward, {v: ahead.of(x) for v, x in stacked})
     made = {ahead.numbers[v]: v for n in body.nodes for v in n.outputs}
     carried = _depending(body, body.inputs[consts : consts + carry])
     found = []
@@ -268,7 +268,7 @@ class _Numbering:
         for i, v in enumerate(node.outputs):
             self.numbers[v] = self.number(("value", v) if key is None else (key, i))
 
-    def inside(self, scan: Node, made: Mapping[int, int] = MappingProxyType({})) -> _Numbering:
+    def of_body(self, scan: Node, made: Mapping[int, int] = MappingProxyType({})) -> _Numbering:
         """The numbers in the body of a scan.
 
         Arguments:

@@ -20,7 +20,7 @@ from sbp.compat.untyped import TreeDef
 from sbp.passes.program import one_hot
 from sbp.passes.program.control import CONTROL
 from sbp.passes.program.effects import without_effects
-from sbp.passes.program.expand import expanded, is_passed, plain_params
+from sbp.passes.program.expand import expansion, is_passed, plain_params
 from sbp.passes.program.graph import (
     Body,
     Const,
@@ -30,8 +30,8 @@ from sbp.passes.program.graph import (
     Source,
     Value,
     make_node,
-    numbered,
-    used,
+    number_nodes,
+    used_nodes,
 )
 from sbp.passes.program.unshard import asked_of
 from sbp.rules import lookup
@@ -106,7 +106,7 @@ class Builder:
             outs = self.results(eqn, [read(a) for a in eqn.invars], source)
             pin = asked_of(eqn, source.scope, core.is_of_jax(jaxpr))
             if pin is not None:
-                outs = [self.annotated(x, pin, source) for x in outs]
+                outs = [self.annotate(x, pin, source) for x in outs]
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(a) for a in jaxpr.outvars]
 
@@ -117,7 +117,7 @@ class Builder:
         if eqn.primitive.name == "cond" and isinstance(inputs[0], Const):
             taken = eqn.params["branches"][int(np.asarray(inputs[0].value))]
             return self.inline(*core.sub_jaxpr({"jaxpr": taken}, "jaxpr"), inputs[1:], source)
-        meant = self.meant(eqn, inputs)
+        meant = self.expansion(eqn, inputs)
         if meant is not None:
             return self.inline(*core.sub_jaxpr({"jaxpr": meant}, "jaxpr"), inputs, source)
         target = core.target_of(eqn.primitive.name, eqn.params)
@@ -125,7 +125,7 @@ class Builder:
             return self.call(eqn, inputs, source)
         return self.node(eqn, inputs, source, target)
 
-    def annotated(self, x: Operand, pin: Pin, source: Source) -> Operand:
+    def annotate(self, x: Operand, pin: Pin, source: Source) -> Operand:
         """A value behind an annotation; a scalar that stands in the program has none."""
         if isinstance(x, Const):
             return x
@@ -133,11 +133,11 @@ class Builder:
         self.nodes.append(make_node(len(self.nodes), annotate_p, (x,), (made,), {"pin": pin}, source))
         return made
 
-    def meant(self, eqn: JaxprEqn, inputs: Sequence[Operand]) -> ClosedJaxpr | None:
+    def expansion(self, eqn: JaxprEqn, inputs: Sequence[Operand]) -> ClosedJaxpr | None:
         """What an equation stands for, if it is written in other ops."""
         if eqn.primitive.name == one_hot.SCATTER and one_hot.is_zero(inputs[0], self.nodes):
-            return one_hot.picked(eqn)
-        return expanded(eqn)
+            return one_hot.one_hot_scatter(eqn)
+        return expansion(eqn)
 
     def call(self, eqn: JaxprEqn, inputs: list[Operand], source: Source) -> list[Operand]:
         body, consts = core.sub_jaxpr(eqn.params, core.CALLS[eqn.primitive.name])
@@ -279,14 +279,14 @@ def leaf_paths(
 
 def prune(graph: Graph) -> Graph:
     """Drops ops whose results nobody uses and that have no effect."""
-    return replace(graph, nodes=used(graph.nodes, graph.outputs))
+    return replace(graph, nodes=used_nodes(graph.nodes, graph.outputs))
 
 
 def clone_sources(graph: Graph) -> Graph:
     """Gives every user its own copy of a tensor made from scalars (zeros, iota): each may lie its own way."""
     values = list(graph.values)
     nodes = _cloned(graph.nodes, graph.outputs, values)
-    return replace(graph, values=tuple(values), nodes=numbered(nodes))
+    return replace(graph, values=tuple(values), nodes=number_nodes(nodes))
 
 
 def _cloned(nodes: Sequence[Node], results: Sequence[Operand], values: list[Value]) -> list[Node]:

@@ -87,7 +87,7 @@ def communication_of(
     if node.rule is None or node.rule.communication is None:
         return ()
     ctx = context_of(graph, node, lying, hierarchy)
-    communication = (t for t in declared(node, ctx) if t.wire_bytes > 0)
+    communication = (t for t in declared_communication(node, ctx) if t.wire_bytes > 0)
     return tuple(t for t in communication if t.result is None or graph.uses(node.outputs[t.result]))
 
 
@@ -98,7 +98,7 @@ def held_bytes(graph: Graph, node: Node, lying: Lying, hierarchy: tuple[int, ...
     return node.rule.held(context_of(graph, node, lying, hierarchy))
 
 
-def declared(node: Node, ctx: Context) -> list[Communication]:
+def declared_communication(node: Node, ctx: Context) -> list[Communication]:
     """What the rule of a node says that its body sends; nothing, if it has no word on it."""
     if node.rule is None or node.rule.communication is None:
         return []

@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sbp.passes.explain.plan import Collective, PlanData, together
+from sbp.passes.explain.plan import Collective, PlanData, merged_collective
 from sbp.passes.explain.words import verdict_text
 from sbp.passes.render.diff import NO_LINES, changed_signatures, row_key, same_lines
 from sbp.passes.render.page_data import columns, row_columns
@@ -22,7 +22,7 @@ def totals(plan: PlanData, lines: Mapping[str, str] = NO_LINES) -> dict[Hashable
     found: dict[Hashable, list[Collective]] = {}
     for c in plan.collectives:
         found.setdefault(row_key(c, lines), []).append(c)
-    return {key: together(same) for key, same in found.items()}
+    return {key: merged_collective(same) for key, same in found.items()}
 
 
 def diff_data(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.render.colours import mark_of
-from sbp.passes.render.folded_graph import folded
+from sbp.passes.render.folded_graph import fold
 from sbp.passes.render.stage_tables import merged_sends, place_heading
 from sbp.passes.render.svg import lanes_of
 from sbp.passes.render.text import heading
@@ -26,10 +26,10 @@ def dot_text(plan: PlanData) -> str:
         title, body, more = heading(plan), _clusters(plan), ", compound=true"
     else:
         title = f"{plan.name} on {plan.placement}: {bytes_text(plan.wire_bytes)} sent per device per step"
-        body, more = dot_lines(folded(plan)), ""
+        body, more = dot_lines(fold(plan)), ""
     lines = [
-        f"digraph {quoted(plan.name)} {{",
-        f'  graph [rankdir=TB, fontname="Helvetica", labelloc=t, label={quoted(title)}{more}];',
+        f"digraph {quote(plan.name)} {{",
+        f'  graph [rankdir=TB, fontname="Helvetica", labelloc=t, label={quote(title)}{more}];',
         '  node [shape=box, style="filled,rounded", fontname="Helvetica", fontsize=10];',
         '  edge [color="#8c959f", fontname="Helvetica", fontsize=8];',
     ]
@@ -40,9 +40,9 @@ def _clusters(plan: PlanData) -> list[str]:
     """A cluster per placement, and what is sent between them."""
     lines, ends = list[str](), list[tuple[str, str]]()
     for i, p in enumerate(plan.stages):
-        out, prefix = folded(p), f"p{i}"
+        out, prefix = fold(p), f"p{i}"
         ends.append((f"{prefix}n{min(out, default=0)}", f"{prefix}n{max(out, default=0)}"))
-        lines += [f"subgraph cluster_{prefix} {{", f"  label={quoted(place_heading(plan, i))};"]
+        lines += [f"subgraph cluster_{prefix} {{", f"  label={quote(place_heading(plan, i))};"]
         lines += [f"  {line}" for line in dot_lines(out, prefix)] + ["}"]
     pairs: dict[tuple[str, ...], list[str]] = {}
     for c in merged_sends(plan):
@@ -61,13 +61,13 @@ def dot_lines(out: nx.DiGraph, prefix: str = "") -> list[str]:
     lines = []
     for lane in lanes_of(out):
         members = [(n, d) for n, d in out.nodes(data=True) if d["lane"] == lane]
-        lines.append(f"  subgraph {quoted('cluster_' + prefix + lane)} {{")
-        lines.append(f'    label={quoted(lane)}; color="#d0d7de"; fontname="Helvetica";')
+        lines.append(f"  subgraph {quote('cluster_' + prefix + lane)} {{")
+        lines.append(f'    label={quote(lane)}; color="#d0d7de"; fontname="Helvetica";')
         lines += [f"    {prefix}n{n} [{dot_node(d)}];" for n, d in members]
         lines.append("  }")
     for a, b, d in out.edges(data=True):
         style = ", style=dashed, constraint=false" if d["back"] else ""
-        lines.append(f"  {prefix}n{a} -> {prefix}n{b} [label={quoted(d['label'])}{style}];")
+        lines.append(f"  {prefix}n{a} -> {prefix}n{b} [label={quote(d['label'])}{style}];")
     return lines
 
 
@@ -75,10 +75,10 @@ def dot_node(d: dict[str, Any]) -> str:
     """The attributes of a node."""
     fill, border, _ = mark_of(d["kind"])
     text = [" ".join(t for t in (d["head"], d.get("note", "")) if t), *d["body"]]
-    label = quoted("\n".join(t for t in text if t))
+    label = quote("\n".join(t for t in text if t))
     return f'label={label}, fillcolor="{fill}", color="{border}"'
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """A text as Graphviz reads it."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

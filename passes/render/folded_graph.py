@@ -45,7 +45,7 @@ def outline_of(plan: PlanData) -> Outline:
     return Outline.of(program, plan.in_paths)
 
 
-def folded(plan: PlanData, max_boxes: int = MAX_BOXES, outline: Outline | None = None) -> nx.DiGraph:
+def fold(plan: PlanData, max_boxes: int = MAX_BOXES, outline: Outline | None = None) -> nx.DiGraph:
     """The graph of a plan.
 
     Every node has a `kind` (of a collective, or "ops"), a `lane` (a phase), a `head`, further `body` lines,
@@ -74,9 +74,9 @@ class _Fold:
         import networkx as nx  # takes long to load
 
         found: nx.DiGraph = nx.DiGraph(name=self.plan.name)
-        open_ = self.opened()
-        shown = {v: self.shown(v, open_) for v in range(1, len(self.wiring.sent) + self.n_groups)}
-        shown = self.gathered(shown)
+        open_ = self.open_groups()
+        shown = {v: self.visible_node(v, open_) for v in range(1, len(self.wiring.sent) + self.n_groups)}
+        shown = self.gather_lanes(shown)
         order = sorted(set(shown.values()) - {0}, key=self.place)
         at = {v: k for k, v in enumerate(order)}
         for v in order:
@@ -102,11 +102,11 @@ class _Fold:
         """The position of a node in the program: a collective stands just before its reader."""
         if v < self.n_groups:
             return float(v), 0
-        made, wanted = self.beside[v]
+        made, wanted = self.neighbours[v]
         return (min(wanted) - 0.5 if wanted else max(made, default=0) + 0.5), v
 
     @cached_property
-    def beside(self) -> Mapping[int, tuple[Sequence[int], Sequence[int]]]:
+    def neighbours(self) -> Mapping[int, tuple[Sequence[int], Sequence[int]]]:
         """Per collective, the groups that make what it sends, and those that want it."""
         found = defaultdict[int, tuple[list[int], list[int]]](lambda: ([], []))
         for a, b in self.wiring.edges:
@@ -116,7 +116,7 @@ class _Fold:
                 found[a][1].append(b)
         return found
 
-    def opened(self) -> set[int]:
+    def open_groups(self) -> set[int]:
         """The groups that are open."""
         members: dict[int, list[int]] = {}
         for v in range(1, self.n_groups + len(self.wiring.sent)):
@@ -136,7 +136,7 @@ class _Fold:
                 waiting += [v for v in members[first] if v in members]
         return open_
 
-    def shown(self, v: int, open_: set[int]) -> int:
+    def visible_node(self, v: int, open_: set[int]) -> int:
         """The visible node of a node; 0 for an open group."""
         return next((x for x in reversed(self.chain(v)) if x not in open_), 0)
 
@@ -147,7 +147,7 @@ class _Fold:
             chain.append(self.parent(chain[-1]))
         return chain
 
-    def gathered(self, shown: dict[int, int]) -> dict[int, int]:
+    def gather_lanes(self, shown: dict[int, int]) -> dict[int, int]:
         """The same, but in lanes with many nodes the collectives of a kind are one node."""
         crowded = Counter(self.lane(v) for v in set(shown.values()) - {0})
         first: dict[tuple[str, str], int] = {}

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sbp.passes.explain.measurement import MeasuredStep
-from sbp.passes.explain.plan import Collective, PlanData, StageFigures, together
+from sbp.passes.explain.plan import Collective, PlanData, StageFigures, merged_collective
 from sbp.passes.explain.words import bubble_cause
 from sbp.passes.render.measurement_data import places_data, sent_apart
 from sbp.passes.render.page_data import columns, figures, part_data, row_columns
@@ -188,7 +188,7 @@ class _Sends:
         """Rows, nodes and edges."""
         sent, edges = list[tuple[Any, ...]](), dict[tuple[int, int], tuple[Any, ...]]()
         for k, same in enumerate(sends):
-            c = together(same)
+            c = merged_collective(same)
             sent.append(("send", 0, [self.row + k], c.count, c.wire_bytes, c.seconds, c.exposed_seconds))
             for one in same:
                 a, b = map(int, one.axes)
@@ -200,7 +200,7 @@ class _Sends:
                     _, _, size, _, count, listed = edges.get(pair, (*pair, 0.0, 0, 0, []))
                     size += one.wire_bytes / max(one.count, 1)
                     edges[pair] = (*pair, size, 0, count + 1, [*listed, *carried])
-        rows = row_columns([together(same) for same in sends]) | dict(more)
+        rows = row_columns([merged_collective(same) for same in sends]) | dict(more)
         return {"rows": rows, "sent": columns(SENT, sent), "edges": columns(EDGE, list(edges.values()))}
 
     def ends(self, c: Collective, place: int, word: str) -> list[int]:

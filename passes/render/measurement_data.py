@@ -11,7 +11,7 @@ from sbp.passes.explain.measurement import (
     MeasuredStep,
     group_times,
     kernels_estimate,
-    numbered,
+    steps_by_number,
 )
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.words import kind_text
@@ -33,7 +33,7 @@ def row_times(merged: Sequence[Collective], step: MeasuredStep) -> dict[str, lis
 def group_seconds(outline: Outline, step: MeasuredStep) -> list[float]:
     """The kernels of each group, with those inside it."""
     found = [0.0] * len(outline.groups)
-    for (own, _), seconds in zip(numbered(outline.program["steps"]), step.step_seconds, strict=True):
+    for (own, _), seconds in zip(steps_by_number(outline.program["steps"]), step.step_seconds, strict=True):
         if id(own) in outline.leaf:
             found[outline.leaf[id(own)]] += seconds
     for k in range(len(found) - 1, 0, -1):
@@ -111,7 +111,7 @@ def measured_timeline(
     """
     if not step.spans:
         return None
-    steps = [own for own, _ in numbered(outline.program["steps"])]
+    steps = [own for own, _ in steps_by_number(outline.program["steps"])]
     spans = list[tuple[Any, ...]]()
     kernels = (s for s in step.spans if not s.sends)
     for (phase, title, node), some in groupby(kernels, key=lambda s: _part(s, steps, outline)):

@@ -8,7 +8,7 @@ from sbp.passes.explain.plan import PlanData
 from sbp.passes.explain.words import kind_text
 from sbp.passes.render.program_data import program_data
 from sbp.passes.render.stage_tables import columns
-from sbp.passes.render.terminal import fitted
+from sbp.passes.render.terminal import fit_lines
 from sbp.text.units import seconds_text
 
 WIDTH = 80
@@ -34,7 +34,7 @@ def measured_text(
     if plan.collectives:
         rows = collective_rows(plan, step)
         parts.append(["", *columns(_narrowed(rows[: ROWS + 1], width)), *_rest(rows, step)])
-        parts.append([fitted(line, width) for line in remark_lines(plan, step)])
+        parts.append([fit_lines(line, width) for line in remark_lines(plan, step)])
     groups = group_rows(plan, step)
     if len(groups) > 1:
         parts.append(["", *columns(_narrowed(groups[: ROWS + 1], width)), *_smaller(plan, step)])
@@ -75,7 +75,7 @@ def part_rows(plan: PlanData, step: MeasuredStep, estimated: float | None = None
 
 def collective_rows(plan: PlanData, step: MeasuredStep) -> list[Cells]:
     """Headings, and a line per row of the plan that has a time, the longest first."""
-    found = [(c, step.of(c)) for c, _ in plan.merged()]
+    found = [(c, step.of(c)) for c, _ in plan.merged_collectives()]
     found.sort(key=lambda x: -(x[1].seconds or 0.0))
     rows: list[Cells] = [("collective", "tensor", "line", "x", step.word, "share", "estimated", "ratio")]
     for c, m in found:
@@ -88,7 +88,7 @@ def collective_rows(plan: PlanData, step: MeasuredStep) -> list[Cells]:
 
 def remark_lines(plan: PlanData, step: MeasuredStep) -> Iterator[str]:
     """The rows without a time, and why."""
-    for c, _ in plan.merged():
+    for c, _ in plan.merged_collectives():
         m = step.of(c)
         if m.seconds is None:
             yield f"  {kind_text(c.kind)} of {c.tensor} at {c.source}: not {step.word}: {m.remark}"

@@ -139,7 +139,7 @@ class Outline:
 
     def layers(self, found: Sequence[OutlineItem], parent: int) -> None:
         """Puts what repeats into a group for each layer, or one for all that are equal."""
-        marks = [(self.numbered(i), numbered_scope(i)) for i in found]
+        marks = [(self.numbers_of(i), numbered_scope(i)) for i in found]
 
         def mixed(r: Repeat) -> int:
             # Where one layer ends is not to be seen from the lines alone; its weights tell it from the next.
@@ -147,7 +147,7 @@ class Outline:
             return sum(len(weights) > 1 or len(scopes) > 1 for weights, scopes in both)
 
         done, repeated = 0, repeats([i.token for i in found], mixed)
-        runs = self.weighted(found, [m for m, _ in marks])
+        runs = self.items_by_layer(found, [m for m, _ in marks])
         layers, covered = sum(1 for mark, _ in runs if mark), sum(r.times for r in repeated)
         if layers and (any(map(mixed, repeated)) or covered < COVERED * layers):
             # What repeats crosses layers or misses some, as where these have ops that others do not.
@@ -164,12 +164,12 @@ class Outline:
             done = r.end
         self.functions(found[done:], parent)
 
-    def weighted(
+    def items_by_layer(
         self, found: Sequence[OutlineItem], marks: Sequence[frozenset[str]]
     ) -> list[tuple[str, list[OutlineItem]]]:
         """Items by the layers whose weights they read."""
         functions = list(map(self.function, found))
-        runs = layer_runs(marks, functions, list(map(self.unnumbered, found)))
+        runs = layer_runs(marks, functions, list(map(self.reads_unnumbered, found)))
         return [(mark, [found[k] for k in part]) for mark, part in runs]
 
     @cached_property
@@ -177,12 +177,12 @@ class Outline:
         """The arguments that have the weights of layers."""
         return frozenset(path.partition("[")[0] for path in self.arguments.values() if _NUMBERED.match(path))
 
-    def unnumbered(self, i: OutlineItem) -> bool:
+    def reads_unnumbered(self, i: OutlineItem) -> bool:
         """Whether an op reads a leaf of what also has the weights of layers, and no layer's."""
         read = (self.arguments.get(v, "") for one in _all([i]) for v, _ in one.step["reads"])
         return any(
             "[" in path and path.partition("[")[0] in self.heads for path in read
-        ) and not self.numbered(i)
+        ) and not self.numbers_of(i)
 
     def equal(self, parts: Sequence[Sequence[OutlineItem]], parent: int) -> None:
         """Puts parts that repeat into a group for all that are equal to the last bit."""
@@ -207,7 +207,7 @@ class Outline:
             own = [n for n in names if not (is_layer and n[-1].isdigit())]
             return "/".join(own), self.function(i)
 
-        calls = list(called(found, place))
+        calls = list(items_by_call(found, place))
         scopes: dict[str, int] = {"": parent}
         for (scope, function), own in calls:
             at = self.scope(scope, own, parent, scopes)
@@ -272,7 +272,7 @@ class Outline:
             g.parent = number[g.parent]
         self.leaf = {step: number[k] for step, k in self.leaf.items()}
 
-    def numbered(self, i: OutlineItem) -> frozenset[str]:
+    def numbers_of(self, i: OutlineItem) -> frozenset[str]:
         """The layers whose weights an op reads, by the part of their paths that numbers them."""
         if id(i.step) in self.casts:
             return frozenset()
@@ -283,7 +283,7 @@ class Outline:
 
     def layer_title(self, same: Sequence[Sequence[OutlineItem]]) -> str:
         """What layers are called: by their weights, else by their functions."""
-        marks = Counter(mark for part in same for i in part for mark in self.numbered(i))
+        marks = Counter(mark for part in same for i in part for mark in self.numbers_of(i))
         if marks:
             own = [m for m in marks if marks[m] * 2 >= max(marks.values())]
             return short_mark(common(sorted(own, key=mark_number))) if len(own) < 2 else ranged_marks(own)
@@ -309,7 +309,7 @@ class Outline:
         return text or where
 
 
-def called(
+def items_by_call(
     found: Sequence[OutlineItem], place: Callable[[OutlineItem], tuple[str, str]]
 ) -> Iterator[tuple[tuple[str, str], list[OutlineItem]]]:
     """Items by the calls of functions that they stand in, as far as that is to be seen.

@@ -20,7 +20,7 @@ from sbp.passes.render import stage_tables, text
 from sbp.passes.render.colours import mark_of
 from sbp.passes.render.stage_tables import place_heading, send_rows, stage_rows
 from sbp.passes.render.svg import plan_svg
-from sbp.passes.render.timeline import estimated, timeline_svg
+from sbp.passes.render.timeline import as_estimate, timeline_svg
 from sbp.signature import format_sbp
 from sbp.text.units import bytes_text, seconds_text
 
@@ -58,7 +58,7 @@ def plan_html(plan: PlanData) -> str:
     name, _, rest = text.heading(plan).partition(" ")
     top = heading(name.rstrip(":"), rest, totals(plan), misfit_text(plan))
     if not plan.stages:
-        return short([top, *table(plan), folded(plan), notes(plan)])
+        return short([top, *table(plan), folded_picture(plan), notes(plan)])
     places = [
         f"<details><summary>{escape(place_heading(plan, i))}</summary>{''.join(_place(plan, i))}</details>"
         for i in range(len(plan.stages))
@@ -69,7 +69,7 @@ def plan_html(plan: PlanData) -> str:
 def _stages(plan: PlanData) -> Iterator[str]:
     """The schedule, the stages, and what is sent between placements."""
     if plan.timeline is not None:
-        svg = timeline_svg([estimated(plan.timeline)], f"{plan.name}: the schedule")
+        svg = timeline_svg([as_estimate(plan.timeline)], f"{plan.name}: the schedule")
         yield "<h2>Timeline</h2>" + picture(svg)
     for title, lines in (("Stages", stage_rows(plan)), ("Sent between placements", send_rows(plan))):
         if len(lines) > 1:
@@ -152,7 +152,7 @@ def picture(svg: str) -> str:
     return f'<div class="picture">{svg}</div>'
 
 
-def folded(plan: PlanData) -> str:
+def folded_picture(plan: PlanData) -> str:
     """The picture of a plan, to be unfolded."""
     if not plan.has_program:
         return ""

@@ -51,7 +51,7 @@ def part_data(
       whole: the plan of the program that this one is of a placement of.
     """
     program = program_data(plan)
-    merged = [c for c, _ in plan.merged()]
+    merged = [c for c, _ in plan.merged_collectives()]
     found: dict[str, Any] = {"places": [place_data(plan, whole)], "rows": row_columns(merged)}
     if beside is not None:
         found["rows"] |= row_times(merged, beside)

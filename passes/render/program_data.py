@@ -54,9 +54,9 @@ def program_data(plan: PlanData) -> Mapping[str, Any] | None:
     """The program of a plan, as JSON has it; None for one that has none."""
     if plan.physical is None:
         return plan.program
-    if "program" not in plan.drawn:
-        plan.drawn["program"] = _Writer(plan, plan.physical).data()
-    found: Mapping[str, Any] = plan.drawn["program"]
+    if "program" not in plan.form_cache:
+        plan.form_cache["program"] = _Writer(plan, plan.physical).data()
+    found: Mapping[str, Any] = plan.form_cache["program"]
     return found
 
 
@@ -85,7 +85,7 @@ class _Writer:
         p = self.physical
         steps = [self.step(s) for s in p.steps]
         outputs = [None if isinstance(x, Const) else x for x in p.graph.outputs]
-        used = sorted(self.used(steps, outputs))
+        used = sorted(self.used_values(steps, outputs))
         found: dict[str, Any] = {
             "inputs": [_version(v) for v in zip(p.graph.inputs, p.inputs, strict=True)],
             "outputs": [[x, format_sbp(nd)] for x, nd in zip(outputs, p.outputs, strict=True)],
@@ -125,14 +125,14 @@ class _Writer:
         found = (s.source if isinstance(s, Box) else s.node.source for s, _ in self.physical.walk())
         return iter({str(s): s for s in found if s.file}.values())
 
-    def used(self, steps: Iterable[dict[str, Any]], outputs: Iterable[int | None]) -> set[int]:
+    def used_values(self, steps: Iterable[dict[str, Any]], outputs: Iterable[int | None]) -> set[int]:
         """The values that are spoken of."""
         found = {x for x in (*self.physical.graph.inputs, *outputs) if x is not None}
         for s in steps:
             found.update(v for v, _ in (*s.get("reads", ()), *s.get("writes", ())))
             found.update(v for k in ("enters", "leaves") for body in s.get(k, ()) for v, _ in body)
             found.update([s["value"]] if "value" in s else ())
-            found |= self.used(itertools.chain.from_iterable(s.get("bodies", ())), ())
+            found |= self.used_values(itertools.chain.from_iterable(s.get("bodies", ())), ())
         return found
 
     def value(self, v: int) -> list[Any]:
@@ -309,7 +309,7 @@ class StepClock:
     def _trip(self, trip: Trip, body: Sequence[Step]) -> dict[str, Any]:
         number = {id(step): i for i, step in enumerate(body)}
         kernels, sent = list[list[Any]](), list[list[Any]]()
-        for j, start, end, sends in trip.noted(self.takes).spans:
+        for j, start, end, sends in trip.schedule_times(self.takes).spans:
             steps = trip.steps_of(j)
             if sends:
                 sent.append([start, end, self._rows_of(steps)])

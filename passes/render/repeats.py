@@ -41,7 +41,7 @@ class Repeat:
         """Behind the last."""
         return self.start + self.period * self.times
 
-    def moved(self, by: int) -> Repeat:
+    def shift(self, by: int) -> Repeat:
         """The same a little to the right."""
         return Repeat(self.start + by, self.period, self.times, self.slack - by)
 
@@ -72,7 +72,7 @@ def _within(
     if best is None:
         return
     found = Repeat(start + best.start, best.period, best.times, best.slack)
-    found = min((found.moved(by) for by in range(found.slack + 1)), key=mixed)
+    found = min((found.shift(by) for by in range(found.slack + 1)), key=mixed)
     yield from _within(coded, start, found.start, mixed)
     yield found
     yield from _within(coded, found.end, end, mixed)

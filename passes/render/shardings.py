@@ -48,7 +48,10 @@ def shardings_text(plan: PlanData) -> str:
             *(f"    {path!r}: {spec_text(spec)}," for path, spec in specs[n:]),
             "}",
             "INSIDE = (  # line, what is made there, how it lies",
-            *(f"    ({line!r}, {tensor!r}, {spec_text(spec)})," for line, tensor, spec in inside(plan)),
+            *(
+                f"    ({line!r}, {tensor!r}, {spec_text(spec)}),"
+                for line, tensor, spec in inner_shardings(plan)
+            ),
             ")",
             "",
         ]
@@ -64,7 +67,7 @@ def spec_text(spec: PartitionSpec) -> str:
     return f"P({', '.join(map(repr, spec.partitions))})"
 
 
-def inside(plan: PlanData) -> Iterator[tuple[str, str, PartitionSpec]]:
+def inner_shardings(plan: PlanData) -> Iterator[tuple[str, str, PartitionSpec]]:
     """What is to be said inside: what is sent lies so after it, and so do products; each once."""
     physical = plan.physical
     seen: set[tuple[str, str, PartitionSpec]] = set()

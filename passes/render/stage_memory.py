@@ -32,7 +32,7 @@ def memories(plan: PlanData, parts: Sequence[Mapping[str, Any]]) -> list[dict[st
     held, live = peaks(plan.schedule, footprint), plan.live
     found = []
     for k, place in enumerate(plan.places):
-        spans = plan.timeline.computing(k)
+        spans = plan.timeline.compute_spans(k)
         points = list(_course(spans, plan.figures, footprint, float(plan.timeline.start), place.rest_bytes))
         end = float(plan.timeline.makespan)
         rest = [

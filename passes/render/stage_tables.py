@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sbp.passes.explain.plan import Collective, PlanData, together
+from sbp.passes.explain.plan import Collective, PlanData, merged_collective
 from sbp.passes.explain.words import over_text, tensor_text
 from sbp.passes.program.names import without_indices
 from sbp.signature import format_sbp
@@ -81,7 +81,7 @@ def send_rows(plan: PlanData) -> list[tuple[str, ...]]:
 
 def merged_sends(plan: PlanData) -> list[Collective]:
     """The transfers, equal tensors of one line as one."""
-    return [together(same) for same in alike_sends(plan)]
+    return [merged_collective(same) for same in alike_sends(plan)]
 
 
 def alike_sends(plan: PlanData) -> list[list[Collective]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.program.names import PHASES
 from sbp.passes.render.colours import mark_of
-from sbp.passes.render.folded_graph import folded, outline_of
+from sbp.passes.render.folded_graph import fold, outline_of
 from sbp.passes.render.outline import Outline
 from sbp.passes.render.svg_claim import claim, streams
 from sbp.passes.render.svg_parts import (
@@ -28,12 +28,12 @@ from sbp.passes.render.svg_parts import (
     TIP,
     Spot,
     document,
-    fitted,
+    fit_text,
     rect,
     text_at,
 )
 from sbp.passes.render.text import heading
-from sbp.passes.render.timeline import estimated, timeline_svg
+from sbp.passes.render.timeline import as_estimate, timeline_svg
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -133,7 +133,7 @@ def _height(d: Mapping[str, Any]) -> float:
     return 26.0 + LINE_HEIGHT * len(d["body"]) + float(d.get("taller", 0.0))
 
 
-def sized(graph: nx.DiGraph) -> nx.DiGraph:
+def scale_collectives(graph: nx.DiGraph) -> nx.DiGraph:
     """The graph with collectives as much taller as they take longer, the costliest by `TALLER`."""
     most = max((s for _, s in graph.nodes(data="seconds", default=0.0)), default=0.0)
     for _, d in graph.nodes(data=True):
@@ -157,7 +157,7 @@ def _each_placement(plan: PlanData, draw: Callable[[PlanData], str]) -> str:
     if not plan.stages:
         return draw(plan)
     title = f"{plan.name}: the schedule"
-    pictures = [] if plan.timeline is None else [timeline_svg([estimated(plan.timeline)], title)]
+    pictures = [] if plan.timeline is None else [timeline_svg([as_estimate(plan.timeline)], title)]
     pictures += [draw(p) for p in plan.stages if p.has_program]
     sizes = [(int(found[1]), int(found[2])) for svg in pictures if (found := _SIZE.search(svg)) is not None]
     tops = itertools.accumulate((h for _, h in sizes), initial=0)
@@ -168,7 +168,7 @@ def _each_placement(plan: PlanData, draw: Callable[[PlanData], str]) -> str:
 
 def _placement_svg(plan: PlanData) -> str:
     outline = outline_of(plan)
-    graph = sized(folded(plan, outline=outline))
+    graph = scale_collectives(fold(plan, outline=outline))
     layout = place(graph)
     # Rows that have a node each need no list.
     listed = any((d["kind"] == "ops" and d["rows"]) or len(d["rows"]) > 1 for _, d in graph.nodes(data=True))
@@ -231,12 +231,12 @@ def _nodes(graph: nx.DiGraph, layout: Arrangement) -> Iterator[str]:
         yield rect(s, 11 if is_sent else 5, fill, border, 1.6 if is_sent else 1.0)
         y = s.y + 18
         room = s.width - 20 - 7.0 * len(d.get("note", ""))
-        yield text_at(s.x + 10, y, fitted(d["head"], room, 6.6), 12, **bold)
+        yield text_at(s.x + 10, y, fit_text(d["head"], room, 6.6), 12, **bold)
         if d.get("note"):
             yield text_at(s.x + s.width - 10, y, d["note"], 12, text_anchor="end", **bold)
         for line in d["body"]:
             y += LINE_HEIGHT
-            yield text_at(s.x + 10, y, fitted(line, s.width - 16, 5.7), 11, fill=soft)
+            yield text_at(s.x + 10, y, fit_text(line, s.width - 16, 5.7), 11, fill=soft)
         yield "</g>"
 
 

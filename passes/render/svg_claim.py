@@ -19,8 +19,8 @@ from sbp.passes.render.svg_parts import (
     SOFT,
     WARN,
     Spot,
-    fitted,
-    flowed,
+    fit_text,
+    flow_layout,
     rect,
     text_at,
 )
@@ -82,7 +82,7 @@ def claim(plan: PlanData, outline: Outline, spot: Spot, listed: bool) -> tuple[l
         f"{bytes_text(plan.memory_bytes)} at the peak per device",
         verdict_text(plan),
     ]
-    lines = list(flowed([NARROW * 12.5 * len(f) for f in figures], spot.width, 22))
+    lines = list(flow_layout([NARROW * 12.5 * len(f) for f in figures], spot.width, 22))
     for f, (x, line) in zip(figures, lines, strict=True):
         wrong = WARN if plan.cut_short else SOFT
         fill = SOFT if f is not figures[-1] else wrong if plan.fits else ALARM
@@ -168,7 +168,7 @@ def _bar(plan: PlanData, parts: Sequence[StepPart], at: Spot) -> tuple[list[str]
         )
         out.append(f"<g><title>{p.name}: {seconds_text(p.seconds)}, {share:.1%}</title>{box}")
         if share >= LEAST_SHARE:
-            middle, said = x + width / 2, fitted(f"{p.name} {share:.0%}", width - 8, 12 * NARROW)
+            middle, said = x + width / 2, fit_text(f"{p.name} {share:.0%}", width - 8, 12 * NARROW)
             out.append(text_at(middle, at.y + 16, said, 12, text_anchor="middle", fill=INK_ON_COLOUR))
         out.append("</g>")
         x += width
@@ -183,7 +183,7 @@ def _legend(plan: PlanData, parts: Sequence[StepPart], at: Spot) -> tuple[list[s
         exposed = f", {seconds_text(waits[kind])}" if kind in waits else ""
         word = f"{exposed} exposed" if exposed and plan.overlaps else exposed
         found.append((*mark_of(kind)[:2], f"{count} {kind_text(kind)}: {bytes_text(wire)}{word}"))
-    places = list(flowed([22 + NARROW * 11.5 * len(label) for _, _, label in found], at.width, 18))
+    places = list(flow_layout([22 + NARROW * 11.5 * len(label) for _, _, label in found], at.width, 18))
     out, y = list[str](), at.y
     for (fill, border, label), (x, line) in zip(found, places, strict=True):
         y = at.y + 18 * line
@@ -206,7 +206,7 @@ def _costliest(plan: PlanData, parts: Sequence[StepPart], at: Spot) -> tuple[lis
     )
     right = at.x + at.width
     for r in shown:
-        c, where = r.collective, fitted(r.collective.source, 130, 11.5 * NARROW)
+        c, where = r.collective, fit_text(r.collective.source, 130, 11.5 * NARROW)
         out.append(f'<path d="M{at.x:.1f},{y:.1f} H{right:.1f}" stroke="{LINE}" stroke-width="0.6"/>')
         base, kind = y + 17, kind_text(c.kind)
         fill, border, _ = mark_of(c.kind)
@@ -214,7 +214,9 @@ def _costliest(plan: PlanData, parts: Sequence[StepPart], at: Spot) -> tuple[lis
         move = f"{format_sbp(c.before)} → {format_sbp(c.after)}"
         room = at.width - 340 - 11.5 * NARROW * len(move) - wide
         times = f"{r.times} × " if r.times > 1 else ""
-        what = f"{times}{fitted(c.tensor.replace('gradient of ', '∇ '), room - 7 * len(times), 12 * NARROW)}"
+        what = (
+            f"{times}{fit_text(c.tensor.replace('gradient of ', '∇ '), room - 7 * len(times), 12 * NARROW)}"
+        )
         out += [
             "<g>" + f"<title>{text_of(c.reason)}</title>",
             text_at(at.x + 44, base, share_text(plan, r), 12, text_anchor="end", font_weight="600", fill=INK),

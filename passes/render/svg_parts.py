@@ -79,7 +79,7 @@ def rect(s: Spot, radius: float, fill: str, stroke: str = "none", line: float = 
     )
 
 
-def fitted(text: str, width: float, advance: float) -> str:
+def fit_text(text: str, width: float, advance: float) -> str:
     """A text cut in the middle to what fits: both ends of a path tell something.
 
     >>> fitted("params['layers'][*]['qkv']", 60, 6)
@@ -92,7 +92,7 @@ def fitted(text: str, width: float, advance: float) -> str:
     return f"{text[:left]}…{text[len(text) - (room - 1 - left) :]}"
 
 
-def flowed(widths: Sequence[float], room: float, gap: float) -> Iterator[tuple[float, int]]:
+def flow_layout(widths: Sequence[float], room: float, gap: float) -> Iterator[tuple[float, int]]:
     """Where things of some widths stand beside each other: how far to the right, and in which line.
 
     >>> list(flowed([40, 50, 30], room=100, gap=10))

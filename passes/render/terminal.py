@@ -29,7 +29,7 @@ def terminal_width(stream: TextIO | None = None) -> int | None:
     return min(max(columns, MIN_WIDTH), MAX_WIDTH) if columns else None
 
 
-def fitted(text: str, width: int | None) -> str:
+def fit_lines(text: str, width: int | None) -> str:
     """The text with lines of at most `width` columns; None leaves it as it is.
 
     What is left of a long line stands below its beginning, or below what follows its label.
@@ -58,7 +58,7 @@ def _lines(line: str, width: int) -> list[str]:
     )
 
 
-def drawn(text: str, stream: TextIO | None = None) -> str:
+def draw_rules(text: str, stream: TextIO | None = None) -> str:
     """A text with rules of `-`, if the terminal that a stream writes to has no letter for lines."""
     stream = sys.stdout if stream is None else stream
     try:
@@ -79,7 +79,7 @@ def print_fitted(text: str) -> None:
     from sbp.passes.explain.words import kind_text
     from sbp.passes.render.colours import COLLECTIVES
 
-    shown = Text(fitted(text, terminal_width()))
+    shown = Text(fit_lines(text, terminal_width()))
     for kind, mark in COLLECTIVES.items():
         shown.highlight_regex(rf"(?<![\w-]){kind_text(kind)}(?![\w-])", mark.border)
     shown.highlight_regex(r"(?m)^DOES NOT FIT(?:.*\n {2,})*.*", "bold red")

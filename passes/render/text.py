@@ -28,7 +28,7 @@ from sbp.passes.explain.words import (
     verdict_text,
 )
 from sbp.passes.render.stage_tables import columns, place_heading, send_rows, stage_rows
-from sbp.passes.render.terminal import MAX_WIDTH, drawn, fitted, terminal_width
+from sbp.passes.render.terminal import MAX_WIDTH, draw_rules, fit_lines, terminal_width
 from sbp.signature import format_sbp
 from sbp.text.units import bytes_text, seconds_text
 
@@ -68,12 +68,12 @@ def plan_text(plan: PlanData, width: int | None = None, how: Shown = COSTLIEST) 
     parts = [heading(plan), *([text] if (text := misfit_text(plan)) else []), ""]
     if not plan.stages:
         parts += [*table_lines(plan, width, how), *totals_lines(totals(plan)), *signature_lines(plan)]
-        return fitted("\n".join([*parts, *note_lines(plan)]), width)
+        return fit_lines("\n".join([*parts, *note_lines(plan)]), width)
     parts += totals_lines(totals(plan))
     for title, lines in (("stages", stage_rows(plan)), ("sent between placements", send_rows(plan))):
         if len(lines) > 1:
             parts += ["", title, *columns(lines, width)]
-    return fitted("\n".join([*parts, *note_lines(plan), *_places(plan, width, how)]), width)
+    return fit_lines("\n".join([*parts, *note_lines(plan), *_places(plan, width, how)]), width)
 
 
 def heading(plan: PlanData) -> str:
@@ -208,7 +208,7 @@ def _render(table: Table) -> str:
     console = Console(file=io.StringIO(), width=MAX_WIDTH, color_system=None, force_terminal=False)
     with console.capture() as captured:
         console.print(table)
-    return drawn("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
+    return draw_rules("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
 
 
 def _aligned(lines: Sequence[tuple[str, str, str]]) -> list[str]:

@@ -37,7 +37,7 @@ def timeline_svg(
       title: the heading; without it, the name of the first timeline.
       time_text: how times are written.
     """
-    boxes = max(len(t.computing(rank)) for t in timelines for rank in range(t.ranks))
+    boxes = max(len(t.compute_spans(rank)) for t in timelines for rank in range(t.ranks))
     width = min(2400.0, max(820.0, 17.0 * boxes))
     scale = width / (max(t.makespan for t in timelines) or 1)
     whole = width + LABELS + 2 * MARGIN
@@ -51,7 +51,7 @@ def timeline_svg(
     return document(whole, y, head, [heading, *_legend(timelines), *body])
 
 
-def estimated(timeline: Timeline) -> Timeline:
+def as_estimate(timeline: Timeline) -> Timeline:
     """A simulated timeline, with a name that says so."""
     return Timeline(f"{timeline.name}, estimated", timeline.spans)
 
@@ -107,7 +107,7 @@ def _boxes(
     t: Timeline, rank: int, own: Sequence[int], y: float, scale: float, time_text: Callable[[float], str]
 ) -> Iterator[str]:
     """The computing actions of a lane."""
-    spans = t.computing(rank)
+    spans = t.compute_spans(rank)
     shared = {s for a, b in pairwise(spans) if b.start < a.end for s in (a, b)}
     for s in spans:
         fill, border, _ = ACTIONS[s.action.kind]

@@ -152,7 +152,7 @@ class _Drawn:
         self, name: str, ran: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], seconds: float
     ) -> dict[str, Any]:
         """Lanes with their spans."""
-        spans = [*self.kernels(ran["kernels"], steps), *map(self.sent, ran["sent"])]
+        spans = [*self.kernels(ran["kernels"], steps), *map(self.transfer_data, ran["sent"])]
         columns = {name: [s[k] for s in spans] for k, name in enumerate(SPAN)}
         return {"name": name, "seconds": seconds, "lanes": list(LANES), "spans": columns, "held": []}
 
@@ -178,7 +178,7 @@ class _Drawn:
             return phase, title, node or None, None
         return phase, self.outline.groups[leaf].title, leaf, id(step)
 
-    def sent(self, ran: Sequence[Any]) -> tuple[Any, ...]:
+    def transfer_data(self, ran: Sequence[Any]) -> tuple[Any, ...]:
         """What is sent at a time."""
         start, end, rows = ran
         first = self.every[rows[0]]

@@ -79,7 +79,7 @@ class PageProfile(Protocol):
         """Of the program that ran."""
 
     @property
-    def divided(self) -> Sequence[MeasuredStep]:
+    def step_breakdowns(self) -> Sequence[MeasuredStep]:
         """A step, divided, per placement; none where it was not."""
 
     @property
@@ -112,7 +112,9 @@ def profiled_page(
                 "plan.save('plan.html', profile=program.profile(*args)), both of the same arguments",
             )
         )
-    return plan_page(plan, profile.figures(), profile.tables(), profile.timelines, choices, profile.divided)
+    return plan_page(
+        plan, profile.figures(), profile.tables(), profile.timelines, choices, profile.step_breakdowns
+    )
 
 
 def _said(plan: PlanData) -> str:
@@ -139,7 +141,7 @@ def plan_page(
     """
     more = [{"title": t.title, "rows": t.rows, "numbers": list(t.numbers)} for t in tables]
     data = data_of(plan, timelines, beside) | {"measured": measured, "tables": more}
-    rows = {row_key(c): c for c, _ in plan.merged()}
+    rows = {row_key(c): c for c, _ in plan.merged_collectives()}
     data |= {
         "choices": [
             choices_data(one, rows.get(name), plan)

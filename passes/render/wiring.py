@@ -124,7 +124,7 @@ class _Walk:
     given: dict[int, int] = field(default_factory=dict)
 
     @cached_property
-    def wanted(self) -> Mapping[WordedVersion, int]:
+    def first_readers(self) -> Mapping[WordedVersion, int]:
         """The op or loop that reads a version first, moves between left out: the address of its step."""
         found: dict[WordedVersion, int] = {}
         for step in reversed(list(_flat(self.wiring.outline.program["steps"]))):
@@ -187,7 +187,7 @@ class _Walk:
                 self.put(after, self.holder[before], self.copies.get(before))
             return
         outline = self.wiring.outline
-        reader = self.wanted.get(after)
+        reader = self.first_readers.get(after)
         leaf = outline.leaf.get(reader, -1) if reader is not None else self.holder.get(before, -1)
         parent = outline.groups[leaf].parent if 0 <= leaf < len(outline.groups) else 0
         shape = tuple(outline.program["values"][str(v)][0])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sbp.annotation import annotate_p
-from sbp.passes.explain.collectives import InnerCollective, communicating
+from sbp.passes.explain.collectives import InnerCollective, communication_steps
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.plan_figures import GRADIENT, moves_of
 from sbp.passes.explain.reasons import Reasons
@@ -101,12 +101,12 @@ class LineTargets:
         """All tensors of a key."""
         found: dict[Key, list[int]] = {}
         for v in (*self._given, *(v for node in self.physical.graph.walk() for v in node.outputs)):
-            if (v in self._given or v in self.flow.made) and (key := self.key(v)) is not None:
+            if (v in self._given or v in self.flow.result_sbp) and (key := self.key(v)) is not None:
                 found.setdefault(key, []).append(v)
         return found
 
     @cached_property
-    def near(self) -> Sequence[Sequence[Target]]:
+    def targets_near(self) -> Sequence[Sequence[Target]]:
         """What can be held near each row, the nearest first."""
         return [list(self._found(c)) for c in self.rows]
 
@@ -147,13 +147,13 @@ class LineTargets:
             at = tuple(self._given[v] for v in values)
             name = common(self.plan.in_paths[i] for i in at)
             return Target(name, first.shape, first.dtype, at, (), (), (self.physical.inputs[at[0]],))
-        lying = (self.flow.made[values[0]], *(nd for _, nd in self.flow.wanted.get(values[0], ())))
+        lying = (self.flow.result_sbp[values[0]], *(nd for _, nd in self.flow.readers.get(values[0], ())))
         node = self.flow.makers[values[0]][0]
         name = f"{common(self.names.of(v) for v in values)}, made at {node.source}"
         return Target(name, first.shape, first.dtype, (), (), tuple(values), tuple(dict.fromkeys(lying)))
 
-    def sent(self, physical: Physical) -> Iterator[tuple[Box | InnerCollective, str]]:
+    def sends_by_line(self, physical: Physical) -> Iterator[tuple[Box | InnerCollective, str]]:
         """All that a program sends, and the line of each."""
         reasons = Reasons(physical, Names(physical.graph, (), ()))
-        for what, _ in communicating(physical):
+        for what, _ in communication_steps(physical):
             yield what, str(reasons.source(what) if isinstance(what, Box) else what.step.node.source)

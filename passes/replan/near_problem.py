@@ -32,7 +32,7 @@ from sbp.passes.plan.network import (
     written_down,
 )
 from sbp.passes.plan.solve import solve
-from sbp.passes.program.graph import Graph, Node, Value, make_node, numbered
+from sbp.passes.program.graph import Graph, Node, Value, make_node, number_nodes
 from sbp.passes.program.views import communication_of
 from sbp.signature import NdSbp
 
@@ -73,7 +73,7 @@ class NearNetwork:
         """The states of the program's network that some of this one are."""
         return [int(own[k]) for own, k in zip(self.kept, states, strict=True)]
 
-    def solved(self, held: HeldStates, effort: Effort) -> tuple[list[int], float] | None:
+    def solve(self, held: HeldStates, effort: Effort) -> tuple[list[int], float] | None:
         """The cheapest states of all variables, and what they cost near; None if none were found in time.
 
         Arguments:
@@ -138,20 +138,20 @@ class NearProblem:
     def _makers(self) -> Mapping[int, Node]:
         """The op that makes each value of the plan's graph; what is asked about has an annotation between."""
         found = self.s.graph.producers()
-        return found | {v: found[x] for v, x in self.unannotated.items()}
+        return found | {v: found[x] for v, x in self.annotated_values.items()}
 
     @cached_property
-    def unannotated(self) -> Mapping[int, int]:
+    def annotated_values(self) -> Mapping[int, int]:
         """Per value that is asked about, the one that its annotation reads."""
         return {v: x for v, node in self.annotations.items() for x in node.inputs if isinstance(x, int)}
 
     def of_values(self, values: Iterable[int]) -> set[int]:
         """The variables that make some values, bring them somewhere, or read them."""
-        wanted = {x for v in values for x in (v, self.unannotated.get(v, v))}
+        wanted = {x for v in values for x in (v, self.annotated_values.get(v, v))}
         edges = zip(self.indexed.edges, self.model.edge_values, strict=True)
         return {x for (i, j, _), v in edges if v in wanted for x in (i, j)}
 
-    def near(self, variables: Iterable[int], reach: int = REACH) -> set[int]:
+    def variables_near(self, variables: Iterable[int], reach: int = REACH) -> set[int]:
         """Variables at most so many edges from some."""
         import networkx as nx  # takes long to load
 
@@ -159,7 +159,7 @@ class NearProblem:
         layers = nx.bfs_layers(edges, found.intersection(edges))
         return found.union(*itertools.islice(layers, reach + 1))
 
-    def around(self, near: set[int], banned: Ban) -> NearNetwork:
+    def network_around(self, near: set[int], banned: Ban) -> NearNetwork:
         """The problem of some variables, and of those of which the plan says nothing."""
         free = [now < 0 or x in near for x, now in enumerate(self.plan_states)]
         kept = tuple(
@@ -181,7 +181,7 @@ class NearProblem:
 
     def _table(self, table: IndexedTable, v: int, banned: Ban) -> IndexedTable:
         """An edge's table; what brings a value by a move that is banned is infinite."""
-        kinds = {kind for kind, x in banned.moves if v in (x, self.unannotated.get(x))}
+        kinds = {kind for kind, x in banned.moves if v in (x, self.annotated_values.get(x))}
         if not kinds:
             return table
         boxing = self.model.boxing(v)
@@ -222,14 +222,14 @@ class NearProblem:
         found += [x for j in target.results if (x := m.outputs[j]) is not None]
         return found + [m.nodes[self.annotations[v].id] for v in target.values]
 
-    def lying(self, variable: int) -> Sequence[NdSbp]:
+    def state_signatures(self, variable: int) -> Sequence[NdSbp]:
         """Per state of a variable, how its tensor lies: of an op, what its annotation gives."""
         states = self.model.states[variable]
         return [s if isinstance(s, tuple) else s.results[0] for s in states]
 
     def signatures(self, target: Target) -> list[NdSbp]:
         """Those that all tensors of a target can have."""
-        first, *others = (dict.fromkeys(self.lying(x)) for x in self.variables(target))
+        first, *others = (dict.fromkeys(self.state_signatures(x)) for x in self.variables(target))
         return [nd for nd in first if all(nd in other for other in others)]
 
     def others(self, target: Target) -> list[NdSbp]:
@@ -237,9 +237,9 @@ class NearProblem:
         now = {target.signatures[0]} if target.values else set(target.signatures)
         return [nd for nd in self.signatures(target) if nd not in now]
 
-    def held(self, target: Target, nd: NdSbp) -> HeldStates:
+    def held_states(self, target: Target, nd: NdSbp) -> HeldStates:
         """The variables of a target, and the states in which it has a signature that all of them can have."""
-        return {x: self.lying(x).index(nd) for x in self.variables(target)}
+        return {x: self.state_signatures(x).index(nd) for x in self.variables(target)}
 
 
 def with_annotations(graph: Graph, held: Mapping[int, NdSbp | None]) -> Graph:
@@ -272,7 +272,7 @@ def with_annotations(graph: Graph, held: Mapping[int, NdSbp | None]) -> Graph:
                 out.append(replace(annotated, role=node.role))
         return out
 
-    nodes = numbered(inserted(graph.nodes))
+    nodes = number_nodes(inserted(graph.nodes))
     return replace(graph, values=tuple(values), nodes=nodes)
 
 

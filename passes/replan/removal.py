@@ -108,17 +108,21 @@ class RowsSearch:
 
     # One row.
 
-    def around(self, k: int) -> NearNetwork:
+    def network_around(self, k: int) -> NearNetwork:
         """What is near a row."""
         if k not in self._cached:
-            self._cached[k] = self.problem.around(self._free(k), Ban())
+            self._cached[k] = self.problem.network_around(self._free(k), Ban())
         return self._cached[k]
 
     def _free(self, k: int) -> set[int]:
         values = {w.value if isinstance(w, Box) else w.step.node.outputs[0] for w in self._moves(k)}
-        held = [x for target in (*self.own[k], *self.lines.near[k]) for x in self.problem.variables(target)]
+        held = [
+            x
+            for target in (*self.own[k], *self.lines.targets_near[k])
+            for x in self.problem.variables(target)
+        ]
         opened = [self.problem.model.inputs[i] for i in self.opened]
-        return self.problem.near(self.problem.of_values(values)) | set(held) | set(opened)
+        return self.problem.variables_near(self.problem.of_values(values)) | set(held) | set(opened)
 
     def _moves(self, k: int) -> list[Box | InnerCollective]:
         """All that is sent as a row is: of its kind, at its line, of its shape."""
@@ -131,13 +135,13 @@ class RowsSearch:
         for i in self.opened:
             found[m.inputs[i]] = self.problem.plan_states[m.inputs[i]]
         for target, nd in holds:
-            found |= self.problem.held(target, nd)
+            found |= self.problem.held_states(target, nd)
         return found
 
     def tensor(self, k: int, target: Target, most: int) -> TensorChoices:
         """The other signatures of a tensor of a row."""
         others = self.problem.others(target)
-        around = self.around(k)
+        around = self.network_around(k)
         asked = [self.states((target, nd)) for nd in others]
         found = cheapest_held(around.network, asked, most, Effort().at_most(SOLVE_SECONDS))
         plans = [self._plan(others[i], around.whole(x.states), target) for i, x in found.found]
@@ -145,12 +149,14 @@ class RowsSearch:
 
     def _plan(self, nd: NdSbp, states: Sequence[int], target: Target) -> HeldPlan:
         takes = self.program(states)
-        made = made_by(takes.physical, [self.problem.unannotated[v] for v in target.values])
+        made = made_by(takes.physical, [self.problem.annotated_values[v] for v in target.values])
         return HeldPlan(nd, figures_of_program(takes), made, 0.0, sent_at(takes))
 
     def program(self, states: Sequence[int]) -> Evaluator:
         """The program that states of all variables mean."""
-        return self.clock.program(self.problem.model.chosen(states, 0.0, 0.0), self.request.donated)
+        return self.clock.program(
+            self.problem.model.chosen_signatures(states, 0.0, 0.0), self.request.donated
+        )
 
     # To do without it.
 
@@ -185,7 +191,7 @@ class RowsSearch:
         for held in (self.states(), {}):
             goal = self._without(k, held)
             if goal is not None:
-                near = self.lines.near[k]
+                near = self.lines.targets_near[k]
                 holds = [(t, nd) for t in near if (nd := self._lies(t, goal)) is not None]
                 yield self._tried(k, [(hold,) for hold in holds[:MOST_SINGLE]])
                 yield self._tried(k, list(itertools.combinations(holds[:MOST_PAIRED], 2)))
@@ -199,7 +205,7 @@ class RowsSearch:
         for n, holds in enumerate(each):
             if len(found) == MOST_FOUND or self.effort.is_spent:
                 break
-            solved = self.around(k).solved(self.states(*holds), Effort().at_most(SOLVE_SECONDS))
+            solved = self.network_around(k).solve(self.states(*holds), Effort().at_most(SOLVE_SECONDS))
             if solved is not None and self._gone(k, sent_at(self.program(solved[0]))):
                 found.append((solved[1], n, holds, solved[0]))
         return [(holds, states) for _, _, holds, states in sorted(found, key=lambda x: x[:2])]
@@ -212,7 +218,7 @@ class RowsSearch:
             if banned == banned | more or self.effort.is_spent:
                 break
             banned |= more
-            solved = self.problem.around(free, banned).solved(held, Effort().at_most(SOLVE_SECONDS))
+            solved = self.problem.network_around(free, banned).solve(held, Effort().at_most(SOLVE_SECONDS))
             if solved is None:
                 break
             takes = self.program(solved[0])
@@ -226,15 +232,15 @@ class RowsSearch:
         row = self.rows[k]
         before = {_key(c) for c in self.plan.collectives} - {_key(row)}
         found = list[Box | InnerCollective]()
-        for what, source in self.lines.sent(physical):
+        for what, source in self.lines.sends_by_line(physical):
             if isinstance(what, Box):
-                key = what.move.kind, source, tuple(physical.sent(what)[0])
+                key = what.move.kind, source, tuple(physical.sent_type(what)[0])
                 if key[0] == row.kind and key[2] == row.shape and key not in before:
                     found.append(what)
         return found
 
     def _banned(self, whats: Sequence[Box | InnerCollective]) -> Ban:
-        fresh = {x: v for v, x in self.problem.unannotated.items()}
+        fresh = {x: v for v, x in self.problem.annotated_values.items()}
         moves = {(w.move.kind, fresh.get(w.value, w.value)) for w in whats if isinstance(w, Box)}
         inside = {
             (w.communication.kind, w.step.node.outputs[0])
@@ -245,7 +251,7 @@ class RowsSearch:
 
     def _lies(self, target: Target, states: Sequence[int]) -> NdSbp | None:
         """How all of a target lies in a plan; None if not all lie alike."""
-        lying = {self.problem.lying(x)[states[x]] for x in self.problem.variables(target)}
+        lying = {self.problem.state_signatures(x)[states[x]] for x in self.problem.variables(target)}
         return lying.pop() if len(lying) == 1 else None
 
     def _held(self, holds: Sequence[Hold]) -> tuple[HeldTensor, ...]:

@@ -22,7 +22,7 @@ from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.plan_figures import cause_of, figures_of, figures_of_program, made_by, sent_target
 from sbp.passes.explain.reasons import Reasons
 from sbp.passes.explain.targets import NamedTensors, Target
-from sbp.passes.face import Plan, faced
+from sbp.passes.face import Plan, with_forms
 from sbp.passes.pass_manager import Chain
 from sbp.passes.physical.exposure import Clock
 from sbp.passes.physical.program import Physical
@@ -75,11 +75,11 @@ class Replanner:
         Raises:
           SbpError: as `compile_plan` does.
         """
-        plan = faced(_REST.run(self.logical(), self.request.terms.check))
+        plan = with_forms(_REST.run(self.logical(), self.request.terms.check))
         return replace(plan, replanner=self)
 
     @public
-    def held(self, plan: PlanData, name: str, nd: NdSbp) -> Plan:
+    def hold(self, plan: PlanData, name: str, nd: NdSbp) -> Plan:
         """The plan with a tensor held to a signature, and everything else planned again.
 
         Raises:
@@ -108,9 +108,9 @@ class Replanner:
         target, effort = self._tensors(plan).find(name), until_over(2 * time_limit_seconds)
         search = self.search(plan.physical, target, effort)
         others = search.problem.others(target)
-        asked = [search.problem.held(target, nd) for nd in others]
+        asked = [search.problem.held_states(target, nd) for nd in others]
         found = cheapest_held(search.problem.indexed.dense(), asked, most, effort.at_most(time_limit_seconds))
-        plans = [search.held(others[i], x) for i, x in found.found]
+        plans = [search.plan_of(others[i], x) for i, x in found.found]
         return tensor_choices(plan, target, found, plans, self.request.limit_bytes)
 
     def rows_choices(
@@ -128,7 +128,7 @@ class Replanner:
         rows = [c for c, targets in zip(rows, own, strict=True) if targets]
         own = [targets for targets in own if targets]
         lines = LineTargets(plan, plan.physical, rows, self.request.ties)
-        every = [t for k, targets in enumerate(own) for t in (*targets, *lines.near[k])]
+        every = [t for k, targets in enumerate(own) for t in (*targets, *lines.targets_near[k])]
         opened = sorted({i for t in every for i in t.arguments})
         watched = dict.fromkeys(v for t in every for v in t.values)
         problem = self.with_holds((t, None) for t in every).problem(plan.physical, watched)
@@ -202,16 +202,16 @@ class HeldSearch:
 
     def _shortest(self, nd: NdSbp, found: Solution) -> PlanCandidate:
         """What has the shortest step with the target held, as the plan itself was chosen."""
-        network = held_network(self.problem.indexed.dense(), self.problem.held(self.target, nd))
+        network = held_network(self.problem.indexed.dense(), self.problem.held_states(self.target, nd))
         clock = Clock(self.problem.s.candidates, self.problem.s.boxings)
         space = Space(self.problem.model, network, clock, self.request.donated, found.bound)
         pool = Pool(self.request.limit_bytes, self.effort.count)
         return shortest(space, pool, pool.add(space.look(tuple(found.states), "held")), self.effort)
 
-    def held(self, nd: NdSbp, found: Solution) -> HeldPlan:
+    def plan_of(self, nd: NdSbp, found: Solution) -> HeldPlan:
         """The plan with the target held, near what was found."""
         takes = self._shortest(nd, found).takes
-        made = made_by(takes.physical, [*self.problem.unannotated.values()])
+        made = made_by(takes.physical, [*self.problem.annotated_values.values()])
         slack = found.cost - found.bound if found.cost - found.bound > PROVEN * found.cost else 0.0
         return HeldPlan(nd, figures_of_program(takes), made, slack)
 

@@ -60,7 +60,7 @@ class StagesReplanner:
     holds: Mapping[int, Holds] = field(default_factory=dict)
 
     @public
-    def held(self, plan: PlanData, name: str, nd: NdSbp) -> Plan:
+    def hold(self, plan: PlanData, name: str, nd: NdSbp) -> Plan:
         """The plan with a tensor held to a signature, and everything else planned again.
 
         Raises:
@@ -141,7 +141,7 @@ class StagesReplanner:
 
     def _problems(self, target: StagesTarget, nd: NdSbp) -> list[Problem]:
         """What keeps a target from lying as asked."""
-        whole = Target(target.name, target.shape, target.dtype, values=(0,) if target.made else ())
+        whole = Target(target.name, target.shape, target.dtype, values=(0,) if target.is_op_result else ())
         problems = [
             problem
             for place in target.parts
@@ -161,7 +161,7 @@ class StagesReplanner:
         """The alternatives by what the ops of their placements take, one after the other; and the others."""
         effort = until_over(seconds)
         searches = [self._search(place, part, effort) for place, part in target.parts.items()]
-        now = {target.signatures[0]} if target.made else set(target.signatures)
+        now = {target.signatures[0]} if target.is_op_result else set(target.signatures)
         every = [s.problem.signatures(s.target) for s in searches]
         others = [
             nd
@@ -171,10 +171,10 @@ class StagesReplanner:
             and (not target.sent or self._can_be_sent(target, nd))
             and all(target.local(nd) in own for own in every)
         ]
-        wanted, share = (most if len(searches) == 1 else len(others)), effort.left / len(searches)
+        wanted, share = (most if len(searches) == 1 else len(others)), effort.seconds_left / len(searches)
         found = list[HeldSolutions]()
         for search in searches:
-            states = [search.problem.held(search.target, target.local(nd)) for nd in others]
+            states = [search.problem.held_states(search.target, target.local(nd)) for nd in others]
             found.append(cheapest_held(search.problem.indexed.dense(), states, wanted, effort.at_most(share)))
         costs = [{i: solution.cost for i, solution in one.found} for one in found]
         ordered = sorted(set(costs[0]).intersection(*costs), key=lambda i: (sum(c[i] for c in costs), i))

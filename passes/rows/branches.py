@@ -33,7 +33,7 @@ def _flat(editor: Editor, nodes: Sequence[Node]) -> list[Node]:
     out: list[Node] = []
     for node in nodes:
         bodies = tuple(replace(b, nodes=tuple(_flat(editor, b.nodes))) for b in node.bodies)
-        node = editor.renamed(replace(node, bodies=bodies)) if bodies else node
+        node = editor.with_new_operands(replace(node, bodies=bodies)) if bodies else node
         out += (node.op == "cond" and _Branches.of(editor, node).flat()) or [node]
     return out
 
@@ -70,10 +70,10 @@ class _Branches:
         if any(self.shape(self.node.outputs[k]) in tables for k in chosen):
             return None  # a choice between tables is what a branch is better at
         edit, node = self.editor, self.node
-        made, (which,) = edit.emit(self.clamped, node.inputs[:1], node.source)
+        made, (which,) = edit.emit(self.clamp_index, node.inputs[:1], node.source)
         for body in node.bodies:
             edit.substitute(body.inputs, node.inputs[1:])
-            made += self.stepping(body, which) if body is node.bodies[self.at] else body.nodes
+            made += self.step_ops(body, which) if body is node.bodies[self.at] else body.nodes
         for k, v in enumerate(node.outputs):
             x = results[k]
             if x is None:
@@ -94,22 +94,26 @@ class _Branches:
         if step is None:
             return None
         place, table = step.outputs.index(x), self.shape(step.inputs[0])
-        before = None if place == 0 else self.outside(self.at, step.inputs[place])
+        before = None if place == 0 else self.outer_value(self.at, step.inputs[place])
         if place and not lazy.by_row(self.shape(x), table):
             return None
         for j, body in enumerate(self.node.bodies):
             other = body.outputs[k]
-            same = inside[j].zero(other) if place == 0 else self.outside(j, inside[j].origin(other)) == before
+            same = (
+                inside[j].zero(other)
+                if place == 0
+                else self.outer_value(j, inside[j].origin(other)) == before
+            )
             if j != self.at and not same:
                 return None
         return x
 
-    def outside(self, j: int, x: Operand) -> Operand | None:
+    def outer_value(self, j: int, x: Operand) -> Operand | None:
         """What a value that enters a branch is outside; None for others."""
         inputs = self.node.bodies[j].inputs
         return self.node.inputs[1 + inputs.index(x)] if not isinstance(x, Const) and x in inputs else None
 
-    def stepping(self, body: Body, which: Operand) -> list[Node]:
+    def step_ops(self, body: Body, which: Operand) -> list[Node]:
         """The ops of the branch with the steps, whose gradients are zero where another one is chosen."""
         out: list[Node] = []
 
@@ -124,7 +128,7 @@ class _Branches:
             out.append(node)
         return out
 
-    def clamped(self, index: jax.Array) -> jax.Array:
+    def clamp_index(self, index: jax.Array) -> jax.Array:
         """The number of the branch that is taken."""
         return lax.clamp(np.int32(0), index, np.int32(len(self.node.bodies) - 1))
 

@@ -42,7 +42,7 @@ def _branched(editor: Editor, nodes: Sequence[Node], outputs: Sequence[Operand],
     body, before = _Ops(editor, tuple(nodes), tuple(outputs), strict), dict[int, list[Node]]()
     for step in nodes:
         if step.op == lazy.NAME:
-            cases = (_Choice(body, step, taken).replaced() for taken in (True, False))
+            cases = (_Choice(body, step, taken).replacement() for taken in (True, False))
             at, made = next((x for x in cases if x is not None), (0, []))
             before.setdefault(at, []).extend(made)
     out: list[Node] = []
@@ -140,7 +140,7 @@ class _Choice:
     chosen: dict[int, _Chosen] = field(default_factory=dict)
     ends: dict[int, Operand] = field(default_factory=dict)
 
-    def replaced(self) -> tuple[int, list[Node]] | None:
+    def replacement(self) -> tuple[int, list[Node]] | None:
         """The ops in place of the step and its choices, and where they stand; None where it has to stay."""
         if not self.follows():
             return None
@@ -148,7 +148,7 @@ class _Choice:
             self.ops.gradients.parts(self.step.inputs[0])
         except NotByRows:
             return self.branch()
-        return self.masked()
+        return self.masked_step()
 
     def by_row(self, x: Operand) -> bool:
         """Whether a value has a line per row of the table."""
@@ -232,7 +232,7 @@ class _Choice:
         self.flag = found.flag
         return first, second
 
-    def masked(self) -> tuple[int, list[Node]] | None:
+    def masked_step(self) -> tuple[int, list[Node]] | None:
         """The step on a gradient that is zero where it is not taken, in place of choices between tables."""
         ops, origin, step = self.ops, self.ops.gradients.origin, self.step
         tables = {v: c.on for v, c in self.chosen.items() if self.by_row(v)}
@@ -261,17 +261,17 @@ class _Choice:
         region = _Region((self.step, *self.inside), self.chosen, others, ends)
         used = [i for v in ends for i in ops.uses.get(v, ())]
         at = min([*used, max(ops.position[v] for v in ends)])
-        if any(ops.position.get(x, -1) >= at for x in (*region.given, self.flag)):
+        if any(ops.position.get(x, -1) >= at for x in (*region.inputs, self.flag)):
             return None
 
         def run(flag: jax.Array, *operands: jax.Array) -> list[jax.Array]:
-            known = dict(zip(region.given, operands, strict=True))
+            known = dict(zip(region.inputs, operands, strict=True))
             results: list[jax.Array] = lax.cond(
-                flag == np.bool_(self.taken), region.taken, region.left, known
+                flag == np.bool_(self.taken), region.step_results, region.other_results, known
             )
             return results
 
-        made, results = ops.editor.emit(run, [self.flag, *region.given], self.step.source)
+        made, results = ops.editor.emit(run, [self.flag, *region.inputs], self.step.source)
         ops.editor.substitute([*ends], results)
         return at, made
 
@@ -304,7 +304,7 @@ class _Region:
     ends: Mapping[int, Operand]
 
     @cached_property
-    def given(self) -> list[int]:
+    def inputs(self) -> list[int]:
         """What comes from elsewhere."""
         inside = {v for node in self.nodes for v in node.outputs}
         read = [x for node in self.nodes for x in self.operands(node)]
@@ -317,7 +317,7 @@ class _Region:
         chosen = self.chosen.get(node.outputs[0])
         return node.inputs if chosen is None else [chosen.on]
 
-    def taken(self, known: Mapping[int, jax.Array]) -> list[jax.Array]:
+    def step_results(self, known: Mapping[int, jax.Array]) -> list[jax.Array]:
         """What leaves where the step is taken."""
         values = dict(known)
         for node in self.nodes:
@@ -332,7 +332,7 @@ class _Region:
         done, sums = optimization_barrier((done, [_value(values, c.on) for c in self.others.values()]))
         return [*done, *map(_times, sums, self.others.values())]
 
-    def left(self, known: Mapping[int, jax.Array]) -> list[jax.Array]:
+    def other_results(self, known: Mapping[int, jax.Array]) -> list[jax.Array]:
         """What leaves where it is not."""
         return [_value(known, x) for x in self.ends.values()]
 

@@ -47,19 +47,19 @@ class FlagNumbers:
         if isinstance(x, Const):
             return None
         if x not in self.known:
-            self.known[x] = self.found(x)
+            self.known[x] = self.find(x)
         return self.known[x]
 
-    def found(self, x: int) -> ByFlag | None:
+    def find(self, x: int) -> ByFlag | None:
         """The same for a number that is new."""
         value, node = self.editor.operand(x), self.maker.get(x)
         if node is not None and value.shape:
             return self.number(node.inputs[0]) if node.op == "broadcast_in_dim" else None
-        made = None if node is None or value.shape else self.made(node)
+        made = None if node is None or value.shape else self.op_result(node)
         is_flag = made is None and not value.shape and value.dtype == np.bool_
         return ByFlag(x, (False, True)) if is_flag else made
 
-    def made(self, node: Node) -> ByFlag | None:
+    def op_result(self, node: Node) -> ByFlag | None:
         """How what an op makes of such numbers goes by their flag."""
         if node.bodies or node.rule is None or not node.rule.pointwise:
             return None

@@ -14,7 +14,7 @@ from sbp import lazy
 from sbp.compat import core
 from sbp.passes.program.control import ADDS, loop_params
 from sbp.passes.program.edit import Editor
-from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, used
+from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, used_nodes
 from sbp.passes.rows.gradients import AddedRows, Gradients
 from sbp.passes.rows.lookups import adds_rows
 from sbp.rules.update import added_rows
@@ -86,14 +86,16 @@ class _Trip:
     def rows(self, k: int) -> tuple[AddedRows, ...] | None:
         """The rows that are added to what leaves at position `k`; None if that is not all that happens."""
         gradients = Gradients(self.editor, {v: node for node in self.body.nodes for v in node.outputs})
-        found = self.added(gradients, self.body.outputs[k])
+        found = self.added_rows(gradients, self.body.outputs[k])
         others = [x for i, x in enumerate(self.body.outputs) if i != k]
         made = (n for part in found or () for n in part.made)
-        left = used((*self.body.nodes, *made), [*others, *(x for p in found or () for x in (p.ids, p.rows))])
+        left = used_nodes(
+            (*self.body.nodes, *made), [*others, *(x for p in found or () for x in (p.ids, p.rows))]
+        )
         read = {*others, *(x for node in left for x in node.inputs)}
         return None if self.carried in read or any(p.grouped for p in found or ()) else found
 
-    def added(self, gradients: Gradients, x: Operand) -> tuple[AddedRows, ...] | None:
+    def added_rows(self, gradients: Gradients, x: Operand) -> tuple[AddedRows, ...] | None:
         """The rows that were added to what is carried; None if it is something else."""
         if gradients.origin(x) == self.carried:
             return ()
@@ -102,13 +104,13 @@ class _Trip:
             return None
         if node.op in ADDS:
             for own, other in (node.inputs, node.inputs[::-1]):
-                before = self.added(gradients, own)
+                before = self.added_rows(gradients, own)
                 rows = None if before is None else gradients.rows(other)
                 if before is not None and rows is not None:
                     return (*before, *rows)
         elif adds_rows(node, [gradients.shape(y) for y in node.inputs]):
-            before = self.added(gradients, node.inputs[0])
-            return None if before is None else (*before, gradients.added(node))
+            before = self.added_rows(gradients, node.inputs[0])
+            return None if before is None else (*before, gradients.added_rows(node))
         return None
 
 
@@ -122,7 +124,7 @@ def _handing_out(editor: Editor, loop: Node, sums: Mapping[int, tuple[AddedRows,
     for x in map(editor.operand, given):
         stacks.append(editor.builder.value(core.struct((length, *x.shape), x.dtype), "rows"))
     outputs = (*(x for k, x in enumerate(body.outputs) if k not in sums), *given)
-    nodes = used((*body.nodes, *(n for part in parts for n in part.made)), outputs)
+    nodes = used_nodes((*body.nodes, *(n for part in parts for n in part.made)), outputs)
     inputs = tuple(x for i, x in enumerate(body.inputs) if i not in gone)
     made = [
         replace(

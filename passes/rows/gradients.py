@@ -80,17 +80,17 @@ class Gradients:
         if node.op in ("neg", "convert_element_type"):
             return tuple(self.each(p, node, ()) for p in self.parts(node.inputs[0]))
         if node.op in ("mul", "div"):
-            return self.scaled(node)
+            return self.scaled_rows(node)
         if node.op == "select_n":
-            return self.selected(node)
+            return self.selected_rows(node)
         if node.op == "reshape":
             return (self.groups(node),)
         if not adds_rows(node, list(map(self.shape, node.inputs))):
             raise NotByRows(f"its gradient does not come only from lookups: {node.op} at {node.source}")
         before = () if self.zero(node.inputs[0]) else self.parts(node.inputs[0])
-        return (*before, self.added(node))
+        return (*before, self.added_rows(node))
 
-    def added(self, node: Node) -> AddedRows:
+    def added_rows(self, node: Node) -> AddedRows:
         """The rows that an op adds to a table."""
         made, ids = keys_of(self.editor, node.inputs[1], node.source)
         mode = GatherScatterMode.from_any(node.params["mode"])
@@ -139,7 +139,7 @@ class Gradients:
         node = None if isinstance(x, Const) else self.maker.get(x)
         return self.origin(node.inputs[0]) if node is not None and is_same(node) else x
 
-    def scaled(self, node: Node) -> tuple[AddedRows, ...]:
+    def scaled_rows(self, node: Node) -> tuple[AddedRows, ...]:
         """The rows of a gradient that is multiplied or divided by a number."""
         first, second = (self.scalar(x) for x in node.inputs)
         by, of = (second, 0) if second is not None else (first, 1)
@@ -152,7 +152,7 @@ class Gradients:
             raise NotByRows(f"its gradient is scaled by a number that may not be finite: {node.source}")
         return tuple(self.each(p, node, (by,)) for p in self.parts(node.inputs[of]))
 
-    def selected(self, node: Node) -> tuple[AddedRows, ...]:
+    def selected_rows(self, node: Node) -> tuple[AddedRows, ...]:
         """The rows of one of several gradients of the same lookups, or of zeros, by one flag for all."""
         which = self.scalar(node.inputs[0])
         cases = [None if self.zero(x) else self.parts(x) for x in node.inputs[1:]]

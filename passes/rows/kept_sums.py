@@ -51,7 +51,7 @@ def _with_sums(editor: Editor, nodes: Sequence[Node]) -> list[Node]:
             node = None if isinstance(total, Const) else gradients.maker.get(total)
             # A sum that is kept is used by the step, and for what is kept.
             if node is not None and node.id not in made and uses[total] > 1:
-                made[node.id] = _Terms(gradients).replacing(node)
+                made[node.id] = _Terms(gradients).replacement(node)
     out: list[Node] = []
     for node in nodes:
         bodies = tuple(replace(b, nodes=tuple(_with_sums(editor, b.nodes))) for b in node.bodies)
@@ -80,7 +80,7 @@ class _Terms:
     made: list[Node] = field(default_factory=list)
     known: dict[Operand, tuple[Operand | None, Operand | None]] = field(default_factory=dict)
 
-    def replacing(self, node: Node) -> list[Node]:
+    def replacement(self, node: Node) -> list[Node]:
         """The ops in place of one that makes a sum; none where it is not made of both."""
         (total,) = node.outputs[:1]
         table, rows = self.of(total)
@@ -98,10 +98,10 @@ class _Terms:
     def of(self, x: Operand) -> tuple[Operand | None, Operand | None]:
         """The terms of an operand."""
         if x not in self.known:
-            self.known[x] = self.found(x)
+            self.known[x] = self.find(x)
         return self.known[x]
 
-    def found(self, x: Operand) -> tuple[Operand | None, Operand | None]:
+    def find(self, x: Operand) -> tuple[Operand | None, Operand | None]:
         """The terms of an operand that is new."""
         node = None if isinstance(x, Const) else self.gradients.maker.get(x)
         if node is None:

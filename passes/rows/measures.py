@@ -80,7 +80,7 @@ class MeasuredRows:
     parts: tuple[AddedRows, ...]
 
 
-def measured(gradients: Gradients, node: Node) -> MeasuredRows | None:
+def row_measure(gradients: Gradients, node: Node) -> MeasuredRows | None:
     """What a reduction measures of a gradient by rows; None for other ops, and other gradients."""
     if node.op not in RESULTS or len(node.params["axes"]) != len(gradients.shape(node.inputs[0])):
         return None

@@ -28,7 +28,7 @@ from sbp.passes.rows.gradient_accumulation import stack_rows
 from sbp.passes.rows.gradients import AddedRows, Gradients, NotByRows, is_same
 from sbp.passes.rows.kept_sums import add_rows_to_sums, is_sum
 from sbp.passes.rows.lookups import Transfer
-from sbp.passes.rows.measures import RESULTS, measured
+from sbp.passes.rows.measures import RESULTS, row_measure
 from sbp.rules.row_sums import sum_rows_p
 from sbp.rules.update import update_rows_p
 from sbp.signature import B, Signature, Split
@@ -82,10 +82,10 @@ class _Pass:
     ) -> list[Node]:
         """The ops of one body with its lazy optimizers replaced, and what is measured of their gradients."""
         scope = _Scope(self.editor, nodes, outputs, self.strict)
-        steps = {node.id: self.replaced(scope, node, how_often) for node in nodes if node.op == lazy.NAME}
+        steps = {node.id: self.replace_step(scope, node, how_often) for node in nodes if node.op == lazy.NAME}
         out: list[Node] = []
         for node in nodes:
-            made = steps.get(node.id) or scope.measured(node, self.transfer)
+            made = steps.get(node.id) or scope.row_measure(node, self.transfer)
             if made is not None:
                 out += made
                 continue
@@ -96,14 +96,14 @@ class _Pass:
             out.append(replace(node, bodies=bodies))
         return [node for node in out if node.id not in scope.gone]
 
-    def replaced(self, scope: _Scope, node: Node, how_often: str) -> list[Node]:
+    def replace_step(self, scope: _Scope, node: Node, how_often: str) -> list[Node]:
         """The ops in place of a lazy optimizer."""
         at = f"sbp.rows at {node.source}"
         try:
-            made = scope.fused(node, self.transfer)
+            made = scope.row_step(node, self.transfer)
         except NotByRows as why:
             if node.params["update"].strict:
-                self.problems.append(_dense(at, scope.named(node, self.names), str(why)))
+                self.problems.append(_dense(at, scope.table_name(node, self.names), str(why)))
             size = bytes_text(scope.written_bytes(node))
             self.notes.append(f"{at}: {lazy.WHOLE}, {size} with its state {how_often}, since {why}")
             return scope.whole(node)
@@ -151,7 +151,7 @@ class _Scope:
         written = map(self.editor.operand, node.outputs)
         return float(sum(math.prod(x.shape) * core.itemsize(x.dtype) for x in written))
 
-    def fused(self, node: Node, transfer: Transfer) -> list[Node]:
+    def row_step(self, node: Node, transfer: Transfer) -> list[Node]:
         """The step on rows alone.
 
         Raises:
@@ -175,9 +175,9 @@ class _Scope:
         step = make_node(node.id, update_rows_p, inputs, outputs, params, node.source)
         return [*(n for p in parts for n in p.made), step]
 
-    def measured(self, node: Node, transfer: Transfer) -> list[Node] | None:
+    def row_measure(self, node: Node, transfer: Transfer) -> list[Node] | None:
         """The ops in place of a reduction of a gradient by rows; None for all others."""
-        found = measured(self.gradients, node) if self.tables else None
+        found = row_measure(self.gradients, node) if self.tables else None
         if found is None:
             return None
         tables = {self.tables.get(p.scatter) for p in found.parts}
@@ -221,21 +221,21 @@ class _Scope:
             raise NotByRows("the table that its result is added to is not known yet")
         return users[0], table
 
-    def named(self, node: Node, names: Mapping[int, str]) -> str:
+    def table_name(self, node: Node, names: Mapping[int, str]) -> str:
         """What the user calls the table of a lazy optimizer, with its type and shape."""
         added = next((u for u in self.users.get(node.outputs[0], ()) if u.op == "add"), None)
         tables = [x for x in (added.inputs if added else ()) if x != node.outputs[0]]
         tables += node.inputs[-1:] if node.params["update"].has_param else []
-        found = (names.get(y) for x in tables if not isinstance(y := self.behind(x), Const))
+        found = (names.get(y) for x in tables if not isinstance(y := self.origin(x), Const))
         value = self.editor.operand(node.inputs[0])
         name = next((name for name in found if name), "a table")
         return f"{name}: {value.dtype}[{', '.join(map(str, value.shape))}]"
 
-    def behind(self, x: Operand) -> Operand:
+    def origin(self, x: Operand) -> Operand:
         """What an operand is, behind ops that hand it on or only shape it."""
         node = None if isinstance(x, Const) else self.maker.get(x)
         return (
-            self.behind(node.inputs[0]) if node is not None and (is_same(node) or node.op == "reshape") else x
+            self.origin(node.inputs[0]) if node is not None and (is_same(node) or node.op == "reshape") else x
         )
 
 

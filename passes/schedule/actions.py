@@ -154,7 +154,7 @@ class Schedule:
         return "\n".join([head, *(line.rstrip() for line in lines)])
 
 
-def listed(actions: Iterable[Action], most: int = 4) -> str:
+def actions_text(actions: Iterable[Action], most: int = 4) -> str:
     """The first few of many actions, in words."""
     names = [str(a) for a in sorted(actions, key=lambda a: (a.microbatch, a.stage, str(a)))]
     more = f" and {len(names) - most} more" if len(names) > most else ""
@@ -171,7 +171,7 @@ def _problems(s: Schedule) -> Iterator[Problem]:
     yield from _misplaced(s)
     if twice := [a for a, count in every.items() if count > 1]:
         yield _problem(
-            s, f"{listed(twice)} more than once", "each action once", "results would be added twice"
+            s, f"{actions_text(twice)} more than once", "each action once", "results would be added twice"
         )
     yield from _unfinished(s, frozenset(every))
     yield from _bad_pairs(s)
@@ -198,14 +198,14 @@ def _misplaced(s: Schedule) -> Iterator[Problem]:
         known = [a for a in order if 0 <= a.stage < s.stages and 0 <= a.microbatch < s.microbatches]
         if len(known) < len(order):
             legal = f"stages 0 to {s.stages - 1}, micro-batches 0 to {s.microbatches - 1}"
-            yield _problem(s, f"{listed(set(order) - set(known))} {at}", legal, "there is no such work")
+            yield _problem(s, f"{actions_text(set(order) - set(known))} {at}", legal, "there is no such work")
         if away := [a for a in known if s.rank_of[a.stage] != rank]:
             yield _problem(
-                s, f"{listed(away)} {at}", f"rank {s.rank_of[away[0].stage]}", "the stage lives there"
+                s, f"{actions_text(away)} {at}", f"rank {s.rank_of[away[0].stage]}", "the stage lives there"
             )
         if odd := [a for a in known if not _good_peer(s, a)]:
             why = "a transfer is between stages of two ranks"
-            yield _problem(s, f"{listed(odd)} {at}", "a stage of another rank after > or <", why)
+            yield _problem(s, f"{actions_text(odd)} {at}", "a stage of another rank after > or <", why)
 
 
 def _good_peer(s: Schedule, a: Action) -> bool:
@@ -224,14 +224,14 @@ def _unfinished(s: Schedule, every: frozenset[Action]) -> Iterator[Problem]:
     """Work that is missing: a forward, or a backward that is not `B` alone or `I` and `W`."""
     pieces = [(stage, mb) for stage in range(s.stages) for mb in range(s.microbatches)]
     if missing := {Action(Kind.F, *piece) for piece in pieces} - every:
-        yield _problem(s, f"no {listed(missing)}", "each forward once", "later stages need it")
+        yield _problem(s, f"no {actions_text(missing)}", "each forward once", "later stages need it")
     if not s.trains:
         wrong = {a for a in every if a.kind is Kind.W}
     else:
         done = {p: [k for k in (Kind.B, Kind.I, Kind.W) if Action(k, *p) in every] for p in pieces}
         wrong = {Action(Kind.B, *p) for p, k in done.items() if k not in ([Kind.B], [Kind.I, Kind.W])}
     if wrong:
-        got = f"the backward of {listed(wrong)} is not whole"
+        got = f"the backward of {actions_text(wrong)} is not whole"
         yield _problem(s, got, "B once, or I and W once each", "a gradient would be missing or added twice")
 
 

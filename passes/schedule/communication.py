@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from sbp.errors import Problem, raise_all
-from sbp.passes.schedule.actions import RECEIVES, Action, Schedule, listed
+from sbp.passes.schedule.actions import RECEIVES, Action, Schedule, actions_text
 from sbp.passes.schedule.dataflow import Dataflow, Edge, dataflow, makes, receive_of, value_of
 from sbp.passes.schedule.simulate import simulate
 from sbp.passes.schedule.times import Times, equal_times
@@ -41,7 +41,7 @@ class Precedence:
             return a.other_end
         return self.first.get(a, a)
 
-    def sorted(self, priority: Callable[[Action], Any]) -> tuple[list[Action], set[Action]]:
+    def sort(self, priority: Callable[[Action], Any]) -> tuple[list[Action], set[Action]]:
         """The events in an order that keeps all precedences, the least priority first; and those in no order.
 
         The second is empty unless there is a cycle.
@@ -169,7 +169,7 @@ def _by_time(
         start = starts[e] if e in starts else made[value_of(e)]
         return start, e.computes, schedule.rank_of[e.stage]
 
-    order, stuck = graph.sorted(priority)
+    order, stuck = graph.sort(priority)
     assert not stuck, "a schedule that can be simulated has no cycle"
     return order
 
@@ -198,7 +198,7 @@ class Deadlock:
 
     def __str__(self) -> str:
         if self.missing:
-            return f"never done, and waited for: {listed(self.missing)}"
+            return f"never done, and waited for: {actions_text(self.missing)}"
         return "\n".join(self.reasons)
 
 
@@ -221,7 +221,7 @@ def find_deadlock(schedule: Schedule, edges: Sequence[Edge] | None = None) -> De
     if schedule.has_transfers and (missing := _missing(schedule, flow)):
         return Deadlock(missing=missing)
     graph = precedence(schedule, flow)
-    _, stuck = graph.sorted(lambda _: 0)
+    _, stuck = graph.sort(lambda _: 0)
     if not stuck:
         return None
     cycle = _cycle(graph, stuck)

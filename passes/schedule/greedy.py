@@ -63,7 +63,7 @@ class OrderTask:
         weights = self.footprint.for_weights
         return max(self.footprint.residuals[stage], weights[stage] if weights else 0)
 
-    def working(self, rank: int) -> float:
+    def reserve_bytes(self, rank: int) -> float:
         """What must stay free for the backward of any stage of a rank."""
         return max(
             (w for w, r in zip(self.footprint.working, self.rank_of, strict=False) if r == rank), default=0
@@ -73,7 +73,7 @@ class OrderTask:
     def least(self) -> OrderTask:
         """The same with room for one micro-batch at a time on each rank."""
         own = [[self.size(s) for s, r in enumerate(self.rank_of) if r == rank] for rank in range(self.ranks)]
-        return replace(self, limits=tuple(sum(sizes) + self.working(r) for r, sizes in enumerate(own)))
+        return replace(self, limits=tuple(sum(sizes) + self.reserve_bytes(r) for r, sizes in enumerate(own)))
 
 
 def list_schedule(task: OrderTask, policy: GreedyPolicy) -> Schedule | None:
@@ -101,7 +101,7 @@ class _Run:
         self.orders: list[list[Action]] = [[] for _ in ranks]
         self.free = [0.0 for _ in ranks]
         self.held = [0.0 for _ in ranks]
-        self.room = [task.limits[r] - task.working(r) for r in ranks]
+        self.room = [task.limits[r] - task.reserve_bytes(r) for r in ranks]
         self.pool: list[dict[Action, float]] = [{} for _ in ranks]
         self.next_forward = [0 for _ in stages]
         self.entered: set[tuple[int, int]] = set()

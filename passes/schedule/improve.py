@@ -16,7 +16,7 @@ Swap: TypeAlias = tuple[int, int, int]
 """(rank, from where, to where) in that rank's order."""
 
 
-def improved(task: OrderTask, schedule: Schedule, tries: int) -> Schedule:
+def improve(task: OrderTask, schedule: Schedule, tries: int) -> Schedule:
     """The schedule after every move found that makes it faster, or no slower with its work done earlier.
 
     A move puts an action that is ready before a gap into it, or a weight gradient behind what is more urgent.

@@ -8,7 +8,7 @@ from sbp.errors import Problem, SbpError, raise_all
 from sbp.passes.schedule.actions import Schedule
 from sbp.passes.schedule.dataflow import Edge
 from sbp.passes.schedule.greedy import GreedyPolicy, OrderTask, list_schedule
-from sbp.passes.schedule.improve import improved
+from sbp.passes.schedule.improve import improve
 from sbp.passes.schedule.memory import Footprint, peaks
 from sbp.passes.schedule.orders import GENERATORS, make
 from sbp.passes.schedule.simulate import simulate
@@ -169,7 +169,7 @@ def _one_at_a_time(task: OrderTask) -> Schedule:
 def _improvement(task: OrderTask, best: Candidate, tries: int) -> list[Candidate]:
     """The best candidate with its gaps filled, if that makes it faster."""
     assert best.schedule is not None
-    better = improved(task, best.schedule, tries)
+    better = improve(task, best.schedule, tries)
     name = f"{best.name}, improved"
     return [] if better is best.schedule else [_candidate(task, replace(better, name=name))]
 

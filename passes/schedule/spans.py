@@ -50,7 +50,9 @@ class Timeline:
     @property
     def busy(self) -> tuple[float, ...]:
         """How long each rank computes; what runs together counts once."""
-        return tuple(sum(end - start for start, end in _merged(self.computing(r))) for r in range(self.ranks))
+        return tuple(
+            sum(end - start for start, end in _merged(self.compute_spans(r))) for r in range(self.ranks)
+        )
 
     @property
     def bubble(self) -> tuple[float, ...]:
@@ -72,7 +74,7 @@ class Timeline:
 
     @property
     def _own(self) -> list[float]:
-        rows = [self.computing(rank) for rank in range(self.ranks)]
+        rows = [self.compute_spans(rank) for rank in range(self.ranks)]
         return [max(s.end for s in spans) - spans[0].start if spans else 0 for spans in rows]
 
     @property
@@ -81,7 +83,7 @@ class Timeline:
         whole = self.makespan * self.ranks
         return sum(self.bubble) / whole if whole else 0.0
 
-    def computing(self, rank: int) -> tuple[Span, ...]:
+    def compute_spans(self, rank: int) -> tuple[Span, ...]:
         """The spans of a rank that are no transfers, by their starts."""
         return tuple(
             sorted((s for s in self.spans[rank] if s.action.computes), key=lambda s: (s.start, s.end))
@@ -91,7 +93,7 @@ class Timeline:
         return (s for spans in self.spans for s in spans)
 
 
-def apart(a: Timeline, b: Timeline) -> float:
+def largest_difference(a: Timeline, b: Timeline) -> float:
     """The most that an action of one timeline starts or ends before or after that of the other.
 
     Each begins with its first action; transfers do not count. Relative to the longer makespan.
@@ -104,8 +106,8 @@ def apart(a: Timeline, b: Timeline) -> float:
     >>> apart(row(8), row(10))
     0.2
     """
-    other = {(s.rank, s.action): s for rank in range(b.ranks) for s in b.computing(rank)}
-    pairs = [(s, other[s.rank, s.action]) for rank in range(a.ranks) for s in a.computing(rank)]
+    other = {(s.rank, s.action): s for rank in range(b.ranks) for s in b.compute_spans(rank)}
+    pairs = [(s, other[s.rank, s.action]) for rank in range(a.ranks) for s in a.compute_spans(rank)]
     early = [abs((s.start - a.start) - (t.start - b.start)) for s, t in pairs]
     late = [abs((s.end - a.start) - (t.end - b.start)) for s, t in pairs]
     whole = max(a.makespan, b.makespan)

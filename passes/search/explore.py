@@ -99,7 +99,7 @@ class Explorer:
           fewest, most: turns, of an effort of 1.
           times: the effort.
         """
-        count, begun, seconds = self.effort.count, self.effort.count.seconds, self.effort.left / times
+        count, begun, seconds = self.effort.count, self.effort.count.seconds, self.effort.seconds_left / times
         length, crosses = 1.0, True
         while not count.is_over():
             done = max((count.seconds - begun) / seconds if seconds else math.inf, self.turns / most)
@@ -149,7 +149,7 @@ class Explorer:
 
     def begin(self, name: str, unary: tuple[Table, ...]) -> None:
         """A chain that begins with a parallelism."""
-        found = self.solved(unary, name)
+        found = self.solve_whole(unary, name)
         if found is not None:
             self.pool.add(found)
             self.chains.append(PlanChain(name, unary, found, found))
@@ -158,7 +158,7 @@ class Explorer:
         """One plan more of a chain. Where its parallelism has no other, it goes on without."""
         at, free = chain.at, self.space.network.unary
         shares = self.space.exposure.shares(at.times, at.shares, by_phase=chain.by_phase)
-        found = self.found(chain, shares)
+        found = self.next_plan(chain, shares)
         chain.looks += 1
         if found is None:
             chain.is_over, chain.unary, chain.at = chain.unary is free, free, chain.best
@@ -168,15 +168,15 @@ class Explorer:
         if found.times.step_seconds < chain.best.times.step_seconds:
             chain.best = found
 
-    def found(self, chain: PlanChain, shares: Shares) -> PlanCandidate | None:
+    def next_plan(self, chain: PlanChain, shares: Shares) -> PlanCandidate | None:
         """The plan that a chain leads to: one near its last, or the cheapest of all.
 
         A chain that goes move by move begins with the latter.
         """
-        near = partial(self.space.near, chain.unary, shares, chain.at, chain.name, self.no_end)
+        near = partial(self.space.solve_near, chain.unary, shares, chain.at, chain.name, self.no_end)
 
         def whole() -> PlanCandidate | None:
-            return self.solved(chain.unary, chain.name, shares) if self.may_solve else None
+            return self.solve_whole(chain.unary, chain.name, shares) if self.may_solve else None
 
         return near() or whole() if chain.by_phase or chain.looks else whole() or near()
 
@@ -187,12 +187,12 @@ class Explorer:
             self.effort.count.seconds - self.began
         )
 
-    def solved(
+    def solve_whole(
         self, unary: tuple[Table, ...], source: str, shares: Shares | None = None
     ) -> PlanCandidate | None:
         """The cheapest plan of all, and what it took."""
         before = self.effort.count.seconds
-        found = self.space.solved(unary, source, self.no_end.at_most(constants.TRY_SECONDS), shares)
+        found = self.space.solve(unary, source, self.no_end.at_most(constants.TRY_SECONDS), shares)
         self.solved_seconds += self.effort.count.seconds - before
         return found
 
@@ -224,7 +224,7 @@ class Explorer:
         before = best.shares or dict.fromkeys(s.exposure.shares(best.times), 1.0)
         noise = np.exp(constants.TIE * self.random.standard_normal(len(before)))
         shares = {g: x * float(y) for (g, x), y in zip(before.items(), noise, strict=True)}
-        return self.took(s.near(s.network.unary, shares, best, "near the best", self.no_end))
+        return self.took(s.solve_near(s.network.unary, shares, best, "near the best", self.no_end))
 
     def cross(self, best: PlanCandidate) -> bool:
         """The best plan with a part of another one that was not tried, if there is one."""

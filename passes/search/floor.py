@@ -131,6 +131,6 @@ def add_floor(pool: Pool, clock: Clock, asked: Boundary, donated: tuple[int, ...
         (space.network.unary, "the cheapest of few signatures"),
         *((space.restriction(seed), seed_name(seed)) for seed in dict.fromkeys(seeds)),
     ):
-        found = space.solved(unary, name, Effort().at_most(constants.TRY_SECONDS))
+        found = space.solve(unary, name, Effort().at_most(constants.TRY_SECONDS))
         if found is not None:
             pool.add(found)

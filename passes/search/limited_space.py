@@ -93,24 +93,24 @@ class LimitedSpace(Space):
     def fit(self, base: PlanCandidate, effort: Effort) -> PlanCandidate | SmallestPeak:
         """The cheapest plan found that keeps the limit, proven against the bound of all that do; or what is
         nearest to it."""
-        limit, own = self.problem.limit_bytes, self.allowed(effort, constants.STARTS_SECONDS)
+        limit, own = self.problem.limit_bytes, self.effort_part(effort, constants.STARTS_SECONDS)
         starts = priced_starts(self.room_model, self.network, self.budget, base.assignment, own)
         for states in starts:
             counted, most = self.budget.peak_bytes(states), (1.0 + constants.MOST_STEP) * limit
             self.pool.add(replace(self.look(states, "at prices"), is_over=counted > most))
-        search = self.solver_from(base, starts, limit, self.allowed(effort, constants.SEARCH_SECONDS))
+        search = self.solver_from(base, starts, limit, self.effort_part(effort, constants.SEARCH_SECONDS))
         first = found = search.run()
         if self.problem.proves and math.isfinite(found.bound):
             self.bound = max(self.bound, found.bound)
-        tried = began = self.tried(first)
+        tried = began = self.plan_of(first)
         for _ in range(constants.CORRECTED_TRIES):
             if tried is None or self.pool.fits(tried) or not found.fits:
                 break
             taken = missed_loads(tried.takes, self.room_model, search.budget, found.states)
             if not taken:
                 break
-            found = search.go_on(limit, self.allowed(effort, constants.TRY_SECONDS), taken)
-            tried = self.tried(found)
+            found = search.go_on(limit, self.effort_part(effort, constants.TRY_SECONDS), taken)
+            tried = self.plan_of(found)
         fitted: PlanCandidate | None = None
         if tried is not None and self.pool.fits(tried):
             fitted = self.with_more(search, tried, effort)
@@ -127,7 +127,7 @@ class LimitedSpace(Space):
         self, base: PlanCandidate, starts: Sequence[tuple[int, ...]], counted: float, effort: Effort
     ) -> Solver:
         """A search that counts so many bytes, with what it begins at."""
-        given = self.exposed(self.best(base)), replace(self.budget, limit=counted), effort
+        given = self.exposed_network(self.best(base)), replace(self.budget, limit=counted), effort
         search = Solver(*given, self.problem.progress, constants.CLOSE)
         # What has no price is nearest to the plan: first, and once more in its turn, as moves are random.
         for states in (*sorted(starts, key=self.network.cost)[:1], *starts):
@@ -139,36 +139,36 @@ class LimitedSpace(Space):
     ) -> PlanCandidate | None:
         """A plan that fits where less is counted than there is: what was missed of one plan may not be there
         in others."""
-        search = self.solver_from(base, starts, counted, self.allowed(effort, constants.TRY_SECONDS))
+        search = self.solver_from(base, starts, counted, self.effort_part(effort, constants.TRY_SECONDS))
         found = search.run()
         for _ in range(constants.TRIES):
-            tried = self.tried(found)
+            tried = self.plan_of(found)
             if tried is not None and self.pool.fits(tried):
                 return self.with_more(search, tried, effort)
             if tried is None or not found.fits:
                 break
             part = self.problem.limit_bytes / tried.memory_bytes
             counted = search.budget.limit * min(1.0 - constants.MARGIN, max(part, 1.0 - constants.MOST_STEP))
-            found = search.go_on(counted, self.allowed(effort, constants.TRY_SECONDS))
+            found = search.go_on(counted, self.effort_part(effort, constants.TRY_SECONDS))
         return None
 
-    def exposed(self, at: PlanCandidate) -> CostNetwork:
+    def exposed_network(self, at: PlanCandidate) -> CostNetwork:
         """The network in which moves count as far as kernels wait for them in a plan: what hides them costs
         little. No assignment costs more in it, so that what bounds it bounds all."""
         if not at.takes.hides:
             return self.network
-        return self.exposure.weighted(self.exposure.shares(at.times), self.network.unary)
+        return self.exposure.weighted_network(self.exposure.shares(at.times), self.network.unary)
 
     @cached_property
     def size(self) -> float:
         """How many times as much work the network takes as a small one."""
         return 1.0 + sum(t.size for _, _, t in self.network.edges) / constants.WRITTEN_CELLS
 
-    def allowed(self, effort: Effort, seconds: float) -> Effort:
+    def effort_part(self, effort: Effort, seconds: float) -> Effort:
         """A part of the effort: so many seconds, times the size."""
         return effort.at_most(seconds * self.size)
 
-    def tried(self, found: BudgetSolution) -> PlanCandidate | None:
+    def plan_of(self, found: BudgetSolution) -> PlanCandidate | None:
         """The plan that a search has found; None if it has found none at all."""
         if not math.isfinite(found.cost):
             return None
@@ -182,11 +182,11 @@ class LimitedSpace(Space):
         budget, limit = search.budget, self.problem.limit_bytes
         if fitted.memory_bytes < (1.0 - constants.FREE_PART) * limit and not effort.is_spent:
             target = budget.limit * (1.0 - constants.MARGIN) * limit / fitted.memory_bytes
-            found = search.go_on(target, self.allowed(effort, constants.TRY_SECONDS))
-            more = (self.tried(found) if found.fits else None) or fitted
+            found = search.go_on(target, self.effort_part(effort, constants.TRY_SECONDS))
+            more = (self.plan_of(found) if found.fits else None) or fitted
             if self.pool.fits(more) and more.times.step_seconds < fitted.times.step_seconds:
                 budget, fitted = search.budget, more
-        self.budget, self.prices = budget, search.prices.found()
+        self.budget, self.prices = budget, search.prices.best_prices()
         return fitted
 
     def smallest(self, search: Solver, effort: Effort) -> PlanCandidate | SmallestPeak:
@@ -197,7 +197,7 @@ class LimitedSpace(Space):
         near = search.go_on((1.0 + constants.CLOSE) * least.peak_bytes, effort.at_most(constants.TRY_SECONDS))
         self.budget, self.prices = (
             replace(search.budget, limit=self.problem.limit_bytes),
-            search.prices.found(),
+            search.prices.best_prices(),
         )
         tried = [self.look_once(x, "the smallest peak") for x in (least.states, near.states)]
         rounds = zip(*(self.with_less(use, effort) for use in FITTING), strict=True)
@@ -217,10 +217,10 @@ class LimitedSpace(Space):
         seed, prices, at = (use,) * self.model.c.placement.ndim, self.prices, None
         unary, dear = self.restriction(seed), constants.PEAK_PRICE / self.problem.limit_bytes
         for _ in range(max(1, round(constants.PEAK_ROUNDS / self.size))):
-            found = self.solved(
-                prices.charged(unary, self.budget.loads),
+            found = self.solve(
+                prices.priced_unary(unary, self.budget.loads),
                 seed_name(seed),
-                self.allowed(effort, constants.TRY_SECONDS),
+                self.effort_part(effort, constants.TRY_SECONDS),
             )
             yield found
             at = found or at
@@ -232,7 +232,7 @@ class LimitedSpace(Space):
     @cached_property
     def descent(self) -> Descent:
         """Looks for plans near known ones that keep the limit, as it is counted."""
-        charged = self.prices.charged(self.network.unary, self.budget.loads)
+        charged = self.prices.priced_unary(self.network.unary, self.budget.loads)
         return Descent(self.network, self.exposure.kinds, self.budget, charged)
 
     def counted_limit(self, at: PlanCandidate) -> float:
@@ -298,7 +298,7 @@ def unsent_loads(
         is_gone = states[once.copy] < half and (v, made) not in there
         if kind in waits and not is_gone and start < end:
             sizes = np.zeros(2 * half)
-            sizes[:half] = model.held(v, (made,))[0]
+            sizes[:half] = model.held_bytes(v, (made,))[0]
             yield Load(once.copy, start, end, sizes)
 
 

@@ -149,7 +149,7 @@ class Space:
             math.isfinite(u[i]) for u, i in zip(unary, self.cheapest, strict=True)
         )
 
-    def solved(
+    def solve(
         self,
         unary: tuple[Table, ...],
         source: str,
@@ -163,7 +163,7 @@ class Space:
           shares: what part of moves counts; None for all of them.
         """
         network = CostNetwork(unary, self.network.edges)
-        folded = fold_if_alike(network if shares is None else self.exposure.weighted(shares, unary))
+        folded = fold_if_alike(network if shares is None else self.exposure.weighted_network(shares, unary))
         try:
             found = solve(folded.network, effort=effort)
         except Infeasible:
@@ -175,7 +175,7 @@ class Space:
         """Looks for plans near known ones."""
         return Descent(self.network, self.exposure.kinds)
 
-    def near(
+    def solve_near(
         self, unary: tuple[Table, ...], shares: Shares, at: PlanCandidate, source: str, effort: Effort
     ) -> PlanCandidate | None:
         """A cheap plan near another one; None if it was looked at before.
@@ -208,6 +208,6 @@ class Space:
     def look(self, states: tuple[int, ...], source: str, shares: Shares | None = None) -> PlanCandidate:
         """The plan of some states."""
         self.seen.add(states)
-        assignment = self.model.chosen(states, self.network.cost(states), self.bound)
+        assignment = self.model.chosen_signatures(states, self.network.cost(states), self.bound)
         takes = self.clock.program(assignment, self.donated)
         return PlanCandidate(assignment, takes, self.clock, source, states, shares)

@@ -94,7 +94,7 @@ class Search:
         took = fastest.times.step_seconds, best.times.step_seconds
         return self.answer(best, notes.fitted_note(self.pool.limit_bytes, fastest.memory_bytes, *took))
 
-    def allowed(self, seconds: float) -> Effort:
+    def effort_part(self, seconds: float) -> Effort:
         """The effort of a part of the search."""
         return self.effort.at_most(seconds * self.request.terms.effort)
 
@@ -104,13 +104,13 @@ class Search:
         """The space of the program, and the cheapest plan; no space if it is too large to be written down."""
         model = CutModel(self.candidates, self.asked, self.boxings, self.effort.count.is_over)
         network = model.build_indexed()
-        effort, progress = self.allowed(constants.SOLVE_SECONDS), self.request.terms.progress
+        effort, progress = self.effort_part(constants.SOLVE_SECONDS), self.request.terms.progress
         solution = solve_indexed(network, effort=effort, progress=progress)
         if not math.isfinite(solution.cost):
             raise CutOff
         self.bound = solution.bound
         self.edge_cells = network.edge_cells
-        assignment = model.chosen(solution.states, solution.cost, solution.bound)
+        assignment = model.chosen_signatures(solution.states, solution.cost, solution.bound)
         takes = self.clock.program(assignment, self.request.donated)
         base = self.pool.add(
             PlanCandidate(assignment, takes, self.clock, "the cheapest plan", solution.states)
@@ -158,7 +158,10 @@ class Search:
         if space is None:
             self.is_large = self.overlaps(base)
             return
-        base, effort = replace(base, states=tuple(space.cheapest)), self.allowed(constants.EXPLORE_SECONDS)
+        base, effort = (
+            replace(base, states=tuple(space.cheapest)),
+            self.effort_part(constants.EXPLORE_SECONDS),
+        )
         # Of groups of axes the first is the outer one.
         outer = 1 if space.model.c is self.candidates else len(self.groups[0])
         loops = any(n.bodies for n in self.candidates.graph.nodes)
@@ -177,7 +180,7 @@ class Search:
             # What the user asks for needs signatures that differ from axis to axis.
             model = Model(self.candidates, self.asked, self.boxings)
             space = Space(model, model.build(), self.clock, self.request.donated)
-            found = space.solved(space.network.unary, "the cheapest plan", Effort())
+            found = space.solve(space.network.unary, "the cheapest plan", Effort())
             if found is None:
                 raise
             self.pool.add(found)
@@ -200,7 +203,7 @@ class Search:
             found = replace(min(peaks, key=lambda x: x.bytes), bound_bytes=bound)
         found = self.tried_out(found)
         if isinstance(found, PlanCandidate) and self.overlaps(found) and found.states:
-            effort = self.allowed(constants.LIMITED_SECONDS)
+            effort = self.effort_part(constants.LIMITED_SECONDS)
             explorer = Explorer(space, self.pool, space.best(found), (), effort)
             explorer.run(constants.FEWEST_TURNS, constants.MOST_TURNS, self.request.terms.effort)
         return found

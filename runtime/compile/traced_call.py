@@ -19,7 +19,7 @@ from sbp.passes.chain import compile_plan
 from sbp.passes.explain.constraint_gaps import cost_notes
 from sbp.passes.face import with_writer
 from sbp.passes.pass_manager import collector_paused
-from sbp.passes.pipeline.schedule_choice import unstaged
+from sbp.passes.pipeline.schedule_choice import no_stages_problem
 from sbp.passes.plan.constraints import ConstrainedGraph, IgnoredConstraint, apply_constraints
 from sbp.passes.plan.pins import check_annotations
 from sbp.passes.plan.solve import Progress
@@ -209,7 +209,7 @@ def _build(
     if is_pipeline(traced.graph, placement) or options.pipeline.stages is not None:
         return build_pipeline(signatures, placement, options, name, donate, traced_call.weak, progress)
     if options.pipeline.schedule is not None:
-        raise ArgumentError(unstaged(options.pipeline.schedule))
+        raise ArgumentError(no_stages_problem(options.pipeline.schedule))
     request = request_of(traced_call, signatures, placement, options, progress)
     if not concrete and request.terms.peers is not None:
         request = replace(request, sampled=None)  # to bring a batch together takes all processes

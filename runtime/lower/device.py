@@ -178,7 +178,7 @@ class Device:
         """
         graph, placement, node = self.physical.graph, self.physical.placement, step.node
         ctx = context_of(
-            graph, node, step.strategy.lying, placement.shape, self.coords, placement.axes, counts, said
+            graph, node, step.strategy.signatures, placement.shape, self.coords, placement.axes, counts, said
         )
         dtypes = [graph.values[v].dtype for v in node.outputs]
         return LocalOp(node, ctx, operands, dtypes, keys_of(self.physical, step))

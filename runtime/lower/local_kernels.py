@@ -13,7 +13,7 @@ from sbp.communication.protocol import Context
 from sbp.compat.untyped import DType, PyTree
 from sbp.errors import Problem, raise_all
 from sbp.passes.program.graph import Node
-from sbp.passes.program.views import at_line, declared
+from sbp.passes.program.views import at_line, declared_communication
 from sbp.signature import format_sbp
 
 
@@ -110,7 +110,7 @@ def undeclared(node: Node, ctx: Context) -> Iterator[Problem]:
     said = {(kind, a) for kind, axes in ctx.said or () for a in axes if sizes[a] > 1}
     if not said:
         return
-    known = {(t.kind, a) for t in declared(node, ctx) for a in t.axes}
+    known = {(t.kind, a) for t in declared_communication(node, ctx) for a in t.axes}
     unknown = said - known - {("all_reduce", a) for _, a in known}
     for kind in sorted({kind for kind, _ in unknown}):
         over = " and ".join(repr(ctx.names[a]) for k, a in sorted(unknown) if k == kind)

@@ -248,11 +248,11 @@ class CompiledPipeline:
         traced, piece, subgraph = self.stages.traced, seen.run.piece, seen.cut.subgraph
         names = [traced.in_paths[i] for i in subgraph.arguments]
         names += [traced.graph.values[traced.graph.inputs[i]].name for i in subgraph.closed]
-        path = dict(zip(seen.cut.given, names, strict=True))
+        path = dict(zip(seen.cut.given_slots, names, strict=True))
         inside = piece.part.phase not in (Phase.BEFORE, Phase.AFTER)
         there = [s for s, place in enumerate(self.stages.stages) if place == subgraph.place]
         reader = findings.reader_of([piece.part.at] if inside else there, seen.cut.physical.placement)
-        return [f"{path[r.slot]}, {reader}" for r in reads_given(piece, seen.cut.given)]
+        return [f"{path[r.slot]}, {reader}" for r in reads_given(piece, seen.cut.given_slots)]
 
     @property
     def ends(self) -> tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from sbp.compat.untyped import Leaf, partition_spec, struct
 from sbp.errors import AnnotationError, Problem
 from sbp.passes.pipeline.op_placement import placements_of
-from sbp.passes.pipeline.unstack import LeafPart, UnstackedScan, layers_of, unstacked
+from sbp.passes.pipeline.unstack import LeafPart, UnstackedScan, layers_of, unstack
 from sbp.passes.program.trace import TracedProgram
 from sbp.passes.request import Asked, Signed, StagesRequest
 from sbp.placement import Placement
@@ -165,7 +165,7 @@ def stacked_leaves(traced: TracedProgram, placement: Placement, stages: int) -> 
         return None
     if layers % stages or stages != placement.shape[0]:
         raise AnnotationError(_uneven(placement, stages, layers))
-    return StackedLeaves(placement, unstacked(traced, [layers // stages] * stages))
+    return StackedLeaves(placement, unstack(traced, [layers // stages] * stages))
 
 
 def _uneven(placement: Placement, stages: int, layers: int) -> Problem:

@@ -239,7 +239,7 @@ def make_stage_executor(
             executables,
             title,
             watch and watch.another(),
-            cut.given,
+            cut.given_slots,
         )
         for i, piece in enumerate(cut.pieces)
     }

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from sbp.compat.untyped import Leaf, PyTree, block_until_ready
 from sbp.passes.face import Plan
 from sbp.passes.pipeline.schedule_choice import ScheduleTask, split_seconds, task_of
-from sbp.passes.render.timeline import estimated
+from sbp.passes.render.timeline import as_estimate
 from sbp.passes.schedule.actions import SENDS, Kind, Schedule
 from sbp.passes.schedule.simulate import simulate
 from sbp.passes.schedule.spans import Timeline
@@ -24,7 +24,7 @@ from sbp.runtime.pipeline.program import CompiledPipeline
 from sbp.runtime.pipeline.step_record import Record
 from sbp.runtime.profile.pipeline_breakdown import places_measured
 from sbp.runtime.profile.profile import ActionTime, Profile
-from sbp.runtime.profile.step_breakdown import BreakdownError, divided
+from sbp.runtime.profile.step_breakdown import BreakdownError, measure_step
 
 STEPS = 3
 """Steps of each kind that are measured, after one that is not."""
@@ -65,7 +65,11 @@ def measure(built: Runs, leaves: Sequence[Leaf]) -> Profile:
     try:
         if isinstance(built, CompiledPipeline):
             return replace(profile, places=places_measured(built, fresh))
-        return replace(profile, step=divided(built, fresh)) if isinstance(built, CompiledProgram) else profile
+        return (
+            replace(profile, step=measure_step(built, fresh))
+            if isinstance(built, CompiledProgram)
+            else profile
+        )
     except BreakdownError as e:
         return replace(profile, undivided=str(e))
 
@@ -101,7 +105,7 @@ class _Measuring:
         return replace(
             whole,
             timeline=_from_zero(best),
-            simulated=None if plan.timeline is None else estimated(plan.timeline),
+            simulated=None if plan.timeline is None else as_estimate(plan.timeline),
             replayed=replace(replayed, name=f"{self.schedule.name}, simulated with the times measured alone"),
             live=tuple(alone[0].live),
             live_bytes=tuple(alone[0].live_bytes),

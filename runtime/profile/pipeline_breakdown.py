@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from sbp.compat.untyped import Leaf, block_until_ready
-from sbp.passes.explain.measurement import MeasuredCollective, MeasuredStep, kernel_estimate, numbered
+from sbp.passes.explain.measurement import MeasuredCollective, MeasuredStep, kernel_estimate, steps_by_number
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.program.role import Phase
 from sbp.passes.render.program_data import program_data
@@ -107,7 +107,7 @@ def places_measured(built: CompiledPipeline, fresh: Callable[[], Sequence[Leaf]]
     pieces = list[list[_Piece]]()
     for s, plan in zip(executors, built.plan.stages, strict=True):
         program = program_data(plan)
-        own = [] if program is None else [step for step, _ in numbered(program["steps"])]
+        own = [] if program is None else [step for step, _ in steps_by_number(program["steps"])]
         pieces.append([_piece(r, part.phase, plan, own) for part, r in s.runnables.items()])
     profile = recorded(fresh, lambda args: block_until_ready(built.run(args)))
     steps = _steps(profile, {p.module: p for own in pieces for p in own})

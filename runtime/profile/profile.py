@@ -19,11 +19,11 @@ from sbp.passes.render.measurement_text import (
 )
 from sbp.passes.render.page import figures_table, heading, picture, short
 from sbp.passes.render.stage_tables import NUMBERS, columns, place_heading
-from sbp.passes.render.terminal import fitted, terminal_width
+from sbp.passes.render.terminal import fit_lines, terminal_width
 from sbp.passes.render.timeline import chrome_trace, timeline_svg
 from sbp.passes.render.web_page import PageTable, profiled_page
 from sbp.passes.schedule.actions import Kind, Schedule
-from sbp.passes.schedule.spans import Timeline, apart
+from sbp.passes.schedule.spans import Timeline, largest_difference
 from sbp.passes.schedule.times import Times
 from sbp.text.units import bytes_text, seconds_text
 
@@ -106,7 +106,7 @@ class Profile:
         return found_schedule(self.task.search(limit_bytes, self.times))
 
     @property
-    def divided(self) -> tuple[MeasuredStep, ...]:
+    def step_breakdowns(self) -> tuple[MeasuredStep, ...]:
         """The breakdown, per placement; () if there is none."""
         return self.places if self.step is None else (self.step,)
 
@@ -125,7 +125,7 @@ class Profile:
                 f"estimated {seconds_text(self.plan.step_seconds)}",
             )
         ]
-        divided = self.divided
+        divided = self.step_breakdowns
         if divided:
             devices = sum(step.devices for step in divided)
             also = f"with it on {seconds_text(divided[0].seconds)}, mean of {divided[0].devices} devices"
@@ -152,8 +152,8 @@ class Profile:
                 ),
                 (
                     "apart",
-                    f"actions start and end within {apart(self.timeline, self.replayed):.1%} of the loop "
-                    f"of when they are simulated with measured times",
+                    f"actions start and end within {largest_difference(self.timeline, self.replayed):.1%} of "
+                    f"the loop of when they are simulated with measured times",
                 ),
                 (
                     "held",
@@ -194,12 +194,12 @@ class Profile:
         label = max(len(name) for name, _ in self.figures())
         lines = [f"{self.plan.name} on {self.plan.placement}"]
         lines += [f"{name:<{label}}  {text}" for name, text in self.figures()]
-        out = [fitted("\n".join(lines), most)]
+        out = [fit_lines("\n".join(lines), most)]
         out += ["", *columns(self.rows())] if self.actions else []
         out += [measured_text(self.plan, self.step, most)] if self.step is not None else []
         for i, step in enumerate(self.places):
             tables = measured_text(self.plan.stages[i], step, most, self.plan.step_seconds)
-            out += ["", fitted(place_heading(self.plan, i), most), tables]
+            out += ["", fit_lines(place_heading(self.plan, i), most), tables]
         return "\n".join(out)
 
     def _repr_html_(self) -> str:

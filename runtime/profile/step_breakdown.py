@@ -8,7 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from sbp.compat.untyped import Leaf, block_until_ready
-from sbp.passes.explain.measurement import MeasuredStep, kernel_estimate, numbered
+from sbp.passes.explain.measurement import MeasuredStep, kernel_estimate, steps_by_number
 from sbp.passes.render.program_data import program_data
 from sbp.runtime.execute.compiled_program import CompiledProgram
 from sbp.runtime.hlo.meter import text_of
@@ -28,7 +28,7 @@ class BreakdownError(Exception):
     """A step that could not be broken down; its text has the reason."""
 
 
-def divided(built: CompiledProgram, fresh: Callable[[], Sequence[Leaf]]) -> MeasuredStep:
+def measure_step(built: CompiledProgram, fresh: Callable[[], Sequence[Leaf]]) -> MeasuredStep:
     """The breakdown of a step of a program.
 
     The program is compiled once more, with the number of its step in the name of every instruction; nothing
@@ -53,7 +53,7 @@ def divided(built: CompiledProgram, fresh: Callable[[], Sequence[Leaf]]) -> Meas
     module = parse(text_of(compiled))
     program = program_data(plan)
     assert program is not None
-    reader = ProgramReader(module, [kernel_estimate(s) for s, _ in numbered(program["steps"])])
+    reader = ProgramReader(module, [kernel_estimate(s) for s, _ in steps_by_number(program["steps"])])
     beside = compared(plan, compiled, None, lambda: lowered.as_text(debug_info=True))
 
     def run(args: Sequence[Leaf]) -> None:

@@ -8,7 +8,7 @@ from sbp.passes.explain.measurement import MeasuredStep
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.render.page import figures_table, heading, short
 from sbp.passes.render.stage_tables import columns
-from sbp.passes.render.terminal import fitted, terminal_width
+from sbp.passes.render.terminal import fit_lines, terminal_width
 from sbp.passes.render.web_page import PageTable, plan_page
 from sbp.passes.schedule.spans import Timeline
 
@@ -66,7 +66,7 @@ def contents_text(c: Contents, width: int | None = None) -> str:
     for t in c.tables:
         lines += ["", *filter(None, [t.name]), *columns(t.rows), *filter(None, [t.rest])]
     lines += [x for name, found in c.remarks for x in ("", name, *(f"  - {line}" for line in found))]
-    return fitted("\n".join(lines), terminal_width() if width is None else width)
+    return fit_lines("\n".join(lines), terminal_width() if width is None else width)
 
 
 def contents_html(c: Contents) -> str:

@@ -91,7 +91,7 @@ class Fold:
         out: list[CodeLine] = []
         done = 0
         for r, (_, end) in zip(found, spans, strict=True):
-            part = r.moved(sum(k < end for k in free))
+            part = r.shift(sum(k < end for k in free))
             out += inner[done : part.start]
             out += self._parts(inner, last, list(part.parts()), functions)
             done = part.end

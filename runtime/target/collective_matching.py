@@ -9,7 +9,7 @@ import networkx as nx
 import numpy as np
 
 from sbp.passes.boxing.moves import Move
-from sbp.passes.explain.collectives import communicating
+from sbp.passes.explain.collectives import communication_steps
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.physical.program import Box
 from sbp.runtime.hlo.origins import rows_in
@@ -219,7 +219,7 @@ def _meanings(plan: PlanData) -> dict[str, tuple[int, Move]]:
     """A key per row that is a move: equal keys mean equal tensors."""
     if plan.physical is None:
         return {}
-    steps = [what for what, _ in communicating(plan.physical)]
+    steps = [what for what, _ in communication_steps(plan.physical)]
     return {
         c.name: (s.value, s.move) for c, s in zip(plan.collectives, steps, strict=True) if isinstance(s, Box)
     }

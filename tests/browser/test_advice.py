@@ -87,7 +87,7 @@ def test_from_the_page_to_the_annotation_and_back(program: str, open_page: Any, 
     p.locator(".costliest button.row").first.click()
     p.wait_for_selector(".detail .advice code")
     row = p.evaluate("sbpPage.model.data.rows.seconds.indexOf(Math.max(...sbpPage.model.data.rows.seconds))")
-    costliest = [c for c, _ in before.merged()][row]
+    costliest = [c for c, _ in before.merged_collectives()][row]
     said = [
         (code.get_attribute("data-where"), code.inner_text(), code.get_attribute("data-sbp"))
         for code in p.locator(".detail .advice code[data-where]").all()

@@ -60,7 +60,7 @@ def test_both_figures_are_on_the_page(profile: Profile, open_page: Any) -> None:
     ]
     p.click("th.c-measured button")
     first = int(p.locator("table.rows tbody tr").first.get_attribute("data-row"))
-    seconds = [step.of(c).seconds or -1 for c, _ in profile.plan.merged()]
+    seconds = [step.of(c).seconds or -1 for c, _ in profile.plan.merged_collectives()]
     assert seconds[first] == max(seconds)
     # So does the panel of a collective, and that of a group.
     p.locator("table.rows tbody tr").first.click()
@@ -90,7 +90,7 @@ def test_a_row_without_a_time_says_why(profile: Profile, open_page: Any) -> None
     """Whatever the reason is: text, never markup."""
     step, why = profile.step, "<img src=x onerror=alert(1)>"
     assert step is not None
-    (row, _), *_ = profile.plan.merged()
+    (row, _), *_ = profile.plan.merged_collectives()
     names = row.name.split("+")
     lost = [MeasuredCollective(m.name, None, remark=why) if m.name in names else m for m in step.collectives]
     opened = open_page(plan_page(profile.plan, beside=(replace(step, collectives=tuple(lost)),)))

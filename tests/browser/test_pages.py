@@ -26,7 +26,7 @@ def test_the_first_screen_has_the_answer(gpt: Plan, page: str, open_page: Any) -
     said = opened.page.inner_text("header.claim")
     assert "proven optimal" in said and "fits" in said and "exposed" in said
     rows = opened.page.locator(".costliest li")
-    costliest = max((c for c, _ in gpt.merged()), key=lambda c: c.cost)
+    costliest = max((c for c, _ in gpt.merged_collectives()), key=lambda c: c.cost)
     assert rows.count() == 5 and costliest.source in rows.first.inner_text()
     bar = opened.page.locator(".bar .part").evaluate_all("es => es.map(e => e.getBoundingClientRect().width)")
     assert len(bar) >= 4 and bar[1] > bar[0] > 100  # the backward takes longer than the forward
@@ -52,7 +52,7 @@ def test_a_layer_opens_and_its_costliest_collective_is_read(gpt: Plan, page: str
     opened.shoot("opened_layer")
     rows = p.evaluate("v => sbpPage.model.sent.rows[v - sbpPage.model.nGroups]", largest)
     said = p.inner_text(".detail")
-    row = [c for c, _ in gpt.merged()][rows[0]]
+    row = [c for c, _ in gpt.merged_collectives()][rows[0]]
     assert row.reason in said and row.source in said and "per device and step" in said
     assert p.locator("table.rows tr.marked").count() == 1  # the row lights up
     assert p.locator(".source .here").count() >= 1
@@ -88,13 +88,15 @@ def test_a_parameter_is_found(page: str, open_page: Any) -> None:
 def test_the_table_sorts_and_filters(gpt: Plan, page: str, open_page: Any) -> None:
     opened = open_page(page)
     p = opened.page
-    costs = [c.cost for c, _ in gpt.merged()]
+    costs = [c.cost for c, _ in gpt.merged_collectives()]
     assert p.locator("th[aria-sort=descending]").count() == 2  # by what waits, which is the share too
     first = p.locator("table.rows tbody tr").first.get_attribute("data-row")
     assert costs[int(first)] == max(costs)
     p.click("th.c-bytes button")
     first = p.locator("table.rows tbody tr").first.get_attribute("data-row")
-    assert [c.wire_bytes for c, _ in gpt.merged()][int(first)] == max(c.wire_bytes for c, _ in gpt.merged())
+    assert [c.wire_bytes for c, _ in gpt.merged_collectives()][int(first)] == max(
+        c.wire_bytes for c, _ in gpt.merged_collectives()
+    )
     p.fill(".filter input", "all-gather")
     kinds = set(p.locator("table.rows tbody td.c-kind").all_inner_texts())
     assert kinds == {"all-gather"}

@@ -24,7 +24,7 @@ def test_a_page_prints_all_that_it_says(gpt: Plan, page: str, open_page: Any) ->
     text = "\n".join(pages)
     flat = " ".join(text.split())
     assert "train_step" in pages[0] and "exposed" in pages[0] and "Where the time goes" in pages[0]
-    for c, _ in gpt.merged():  # every row, its line and its reason
+    for c, _ in gpt.merged_collectives():  # every row, its line and its reason
         assert c.source in text and " ".join(c.reason.split())[:40] in flat
     # Boxes and collectives of the graph are text too, which a picture of the screen would not have.
     (graph,) = [p for p in pages if "layers[0] ▸" in p and "all-to-all ×2" in p]

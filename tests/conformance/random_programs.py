@@ -25,7 +25,7 @@ import numpy as np
 import sbp
 from sbp.errors import RuleError
 from sbp.hardware.catalogue import Hardware, Link
-from sbp.passes.explain.collectives import InnerCollective, communicating
+from sbp.passes.explain.collectives import InnerCollective, communication_steps
 from sbp.passes.physical.program import Compute, Physical
 from sbp.passes.program.views import communication_of, op_of
 from sbp.runtime.hlo.meter import read_compiled, read_hlo
@@ -123,11 +123,11 @@ def shared_bytes(physical: Physical) -> float:
     every = sum(
         n * t.wire_bytes
         for s, n in inside
-        for t in communication_of(physical.graph, s.node, s.strategy.lying, hierarchy)
+        for t in communication_of(physical.graph, s.node, s.strategy.signatures, hierarchy)
     )
     once = sum(
         e.times * x.communication.wire_bytes
-        for x, e in communicating(physical)
+        for x, e in communication_steps(physical)
         if isinstance(x, InnerCollective)
     )
     return every - once

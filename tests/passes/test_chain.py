@@ -11,9 +11,9 @@ import sbp
 from sbp import B, S
 from sbp.errors import InternalError
 from sbp.passes import chain
-from sbp.passes.chain import PLACEMENT, STAGES, Chain, Placed, first
+from sbp.passes.chain import PLACEMENT, STAGES, Chain, Placed, chain_of
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.face import Plan, faced
+from sbp.passes.face import Plan, with_forms
 from sbp.passes.spec import SpecError
 from tests.golden import two_stages
 
@@ -33,7 +33,9 @@ def test_the_lists_read_as_the_work_goes() -> None:
 
 
 def test_each_pass_takes_what_the_one_before_it_gives() -> None:
-    steps: Chain[int, str] = first("add", lambda x: x + 1, lambda _: None).then("text", str, lambda _: None)
+    steps: Chain[int, str] = chain_of("add", lambda x: x + 1, lambda _: None).then(
+        "text", str, lambda _: None
+    )
     assert steps.run(41) == "42"
 
 
@@ -56,8 +58,8 @@ def test_a_plan_is_data_and_the_face_shows_it() -> None:
     plan = sbp.compile(model, LINE, in_sbp=([S(0)], [B])).plan(X, X)
     data = PlanData(**{name: getattr(plan, name) for name in PlanData.__dataclass_fields__})
     assert type(plan) is Plan and type(data) is PlanData
-    assert faced(data) == plan and faced(plan) is plan
-    assert str(faced(data)) == str(plan) and "all-reduce" in str(plan) and "all-reduce" not in str(data)
+    assert with_forms(data) == plan and with_forms(plan) is plan
+    assert str(with_forms(data)) == str(plan) and "all-reduce" in str(plan) and "all-reduce" not in str(data)
 
 
 def test_a_plan_of_stages_has_faces_all_the_way_down() -> None:
@@ -65,4 +67,4 @@ def test_a_plan_of_stages_has_faces_all_the_way_down() -> None:
     plan = program.plan(*two_stages.step_args())
     assert plan.stages and all(type(p) is Plan for p in plan.stages)
     data = PlanData(**{name: getattr(plan, name) for name in PlanData.__dataclass_fields__})
-    assert str(faced(data)) == str(plan) and plan.wire_bytes == data.wire_bytes
+    assert str(with_forms(data)) == str(plan) and plan.wire_bytes == data.wire_bytes

@@ -4,11 +4,11 @@ import gc
 
 import pytest
 
-from sbp.passes.pass_manager import collector_paused, first
+from sbp.passes.pass_manager import chain_of, collector_paused
 
 
 def test_the_collector_is_off_while_passes_run_and_on_again() -> None:
-    chain = first("look", lambda _: gc.isenabled(), lambda _: None).then(
+    chain = chain_of("look", lambda _: gc.isenabled(), lambda _: None).then(
         "keep", lambda on: (on, gc.isenabled()), lambda _: None
     )
     assert gc.isenabled()

@@ -187,7 +187,7 @@ def outcome(seed: int) -> Outcome | None:
     ways = ways_again(given)
 
     def chosen(k: int) -> ChosenSignatures:
-        return model.chosen([int(s) for s in states[:, k]], costs[k], costs[k])
+        return model.chosen_signatures([int(s) for s in states[:, k]], costs[k], costs[k])
 
     sample = np.random.default_rng(seed).permutation(order)[:SAMPLED]
     least = min(physical(given, chosen(k))[1] for k in sample)

@@ -74,7 +74,7 @@ def sent(fn: Any, *args: Any, in_sbp: Any, out_sbp: Any) -> list[tuple[str, str,
     takes = Evaluator(plan.physical, Network(plan.placement, plan.hardware))
     boxes: list[Box] = [box for box, _ in plan.physical.boxes() if takes.box_bytes(box) > 0]
     assert [takes.box_bytes(b) for b in boxes] == [c.wire_bytes for c in plan.collectives]
-    return [(b.move.kind, str(plan.physical.sent(b)[1]), takes.box_bytes(b)) for b in boxes]
+    return [(b.move.kind, str(plan.physical.sent_type(b)[1]), takes.box_bytes(b)) for b in boxes]
 
 
 def test_what_was_widened_is_sent_as_it_was() -> None:

@@ -10,7 +10,7 @@ import sbp
 from sbp import B, S
 from sbp.passes.physical.fusion import ShardSizes, op_of
 from sbp.passes.physical.kernels import kernels
-from sbp.passes.physical.layouts import turned
+from sbp.passes.physical.layouts import turned_tensors
 
 ON = sbp.placement("h100", shape=(8,))
 N = 4096
@@ -42,7 +42,7 @@ def found(fn: Any, split: int) -> list[int]:
     sizes, held = ShardSizes(p), list(zip(p.graph.inputs, p.inputs, strict=True))
     kept = list(zip(p.graph.outputs, p.outputs, strict=True))
     k = kernels([op_of(s, p) for s in p.steps], sizes, kept, held)
-    return [len(x.results) for x in turned(k, sizes, [k.ends[v] for v in kept])]
+    return [len(x.results) for x in turned_tensors(k, sizes, [k.ends[v] for v in kept])]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from sbp import B, S
 from sbp.hardware.catalogue import Hardware, hardware_for
 from sbp.passes.boxing.links import Network
 from sbp.passes.explain.plan import Collective, PlanData
-from sbp.passes.physical.evaluate import Evaluator, executed
+from sbp.passes.physical.evaluate import Evaluator, executions
 from sbp.passes.physical.fusion import op_of
 from sbp.passes.physical.program import Box, Compute
 from sbp.rates.beliefs import UNKNOWN_SECONDS
@@ -46,7 +46,7 @@ def evaluator(plan: PlanData) -> Evaluator:
 def kernel_seconds(plan: PlanData) -> float:
     """What is computed, by the evaluator's own figures."""
     takes, total = evaluator(plan), 0.0
-    for e in executed(takes.physical.steps):
+    for e in executions(takes.physical.steps):
         if isinstance(e.step, Compute):
             sent = sum(seconds for _, seconds in takes.communication_times(e.step))
             total += e.assumed * (takes.seconds_of(e.step) - sent)

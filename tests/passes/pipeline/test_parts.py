@@ -13,7 +13,7 @@ import sbp
 from sbp.options import PipelineOptions
 from sbp.passes.pipeline.check import check_cuts
 from sbp.passes.pipeline.edges import edges_of
-from sbp.passes.pipeline.numbering import Item, StageFlow, collapsed
+from sbp.passes.pipeline.numbering import Item, StageFlow, runs_of_ranks
 from sbp.passes.pipeline.op_placement import OpPlacements, find_places, loop_of, placements_of
 from sbp.passes.pipeline.order import Order, find_order
 from sbp.passes.pipeline.slots import Cut, SlotKind
@@ -139,8 +139,8 @@ def test_levels(name: str) -> None:
 
 
 def test_ranks_in_a_row_are_counted() -> None:
-    assert collapsed(()) == []
-    assert collapsed((0, 1, 1, 1, 0, 0)) == [(0, 1), (1, 3), (0, 2)]
+    assert runs_of_ranks(()) == []
+    assert runs_of_ranks((0, 1, 1, 1, 0, 0)) == [(0, 1), (1, 3), (0, 2)]
 
 
 def test_a_schedule_that_comes_by_its_last_rank_twice_cuts_that_stage_in_equal_halves() -> None:

@@ -11,7 +11,7 @@ import sbp
 from sbp.passes import spec
 from sbp.passes.pipeline.op_placement import loop_of
 from sbp.passes.pipeline.stacks import stacks_of
-from sbp.passes.pipeline.unstack import LeafPart, layers_of, unstacked
+from sbp.passes.pipeline.unstack import LeafPart, layers_of, unstack
 from sbp.passes.program.trace import trace
 from tests.passes.pipeline.scanned import LAYERS, arguments, step_of
 
@@ -28,7 +28,7 @@ def test_weights_sums_and_state_of_the_layers_are_stacks() -> None:
 
 def test_every_stack_becomes_a_part_for_each_stage() -> None:
     traced = trace(step_of(), arguments(), {})
-    cut = unstacked(traced, (1, 3))
+    cut = unstack(traced, (1, 3))
     graph = cut.traced.graph
     spec.check_graph(graph)
     assert cut.ins[2:4] == (LeafPart(2, 0, 1), LeafPart(2, 1, 4))
@@ -54,7 +54,7 @@ def test_what_takes_a_stack_whole_gets_it_whole() -> None:
         params, speed, value = step_of()(params, speed, x)
         return params, speed, value, jnp.flip(params["layers"]["up"], 0)
 
-    cut = unstacked(trace(step, arguments(), {}), (2, 2))
+    cut = unstack(trace(step, arguments(), {}), (2, 2))
     spec.check_graph(cut.traced.graph)
     assert [n.op for n in cut.traced.graph.nodes].count("concatenate") == 1
     assert cut.outs[-1] == LeafPart(9)
@@ -70,7 +70,7 @@ def test_what_is_made_whole_is_sliced() -> None:
 
         return sbp.microbatch(jax.value_and_grad(loss), 2, batch_args=1)(table.reshape(4, 8, 8), x)
 
-    cut = unstacked(trace(step, (jnp.ones((32, 8)), jnp.ones((4, 8))), {}), (2, 2))
+    cut = unstack(trace(step, (jnp.ones((32, 8)), jnp.ones((4, 8))), {}), (2, 2))
     spec.check_graph(cut.traced.graph)
     assert cut.ins == (LeafPart(0), LeafPart(1))
     assert [n.op for n in cut.traced.graph.nodes].count("slice") == 2

@@ -16,4 +16,4 @@ def choose(candidates: Candidates, boundary: Boundary, boxings: Boxings) -> Chos
 def cheapest(model: Model, network: IndexedNetwork) -> ChosenSignatures:
     """The same of a model that is built."""
     solution = solve_indexed(network)
-    return model.chosen(solution.states, solution.cost, solution.bound)
+    return model.chosen_signatures(solution.states, solution.cost, solution.bound)

@@ -52,7 +52,7 @@ def test_a_value_is_wanted_again_after_the_longest_time_without_a_reader() -> No
     model = RoomModel(*problem(graph_of(fn, X, [X] * 6), PLACE), 1.0)
     model.build()
     uses, first = LaterUses(model), model.graph.nodes[0].outputs[0]
-    early, late, reads = uses.divided(first)
+    early, late, reads = uses.divide_uses(first)
     assert {uses.by_id[u.user].op for u in early} == {"dot_general"}
     assert {uses.by_id[u.user].op for u in late} == {"mul"}
     assert reads == [model.when(u) for u in late]
@@ -140,7 +140,7 @@ def test_the_search_and_the_evaluator_agree_on_what_is_computed_for_what_runs_ag
     found = solve(replace(NETWORK, unary=tuple(unary)))
     spots = [x for x in UNWRITTEN if 2 * x.each <= found.states[x.variable] < x.kept]
     assert any(any(MODEL.c.traffic[x.made.id].reads) for x in spots)
-    chosen = MODEL.chosen(found.states, found.cost, found.bound)
+    chosen = MODEL.chosen_signatures(found.states, found.cost, found.bound)
     takes = Evaluator(insert_boxing(GIVEN[0], chosen, GIVEN[2]), GIVEN[2].network)
     barriers = sum(
         takes.seconds_of(s) for s in takes.physical.steps if isinstance(s, Compute) and s.node.barrier >= 0

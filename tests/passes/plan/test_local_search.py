@@ -10,7 +10,7 @@ import pytest
 from sbp.passes.plan import constants
 from sbp.passes.plan.budget import Budget, Load
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.local_search import Known, cheapest_states, together
+from sbp.passes.plan.local_search import Known, cheapest_states, joint_network
 from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.solve import Solver
 
@@ -100,15 +100,15 @@ def test_those_that_cost_least_are_taken_none_like_another() -> None:
         known.add(states)
     assert len(known.states) == constants.TOGETHER + 5
     values = [float(k) for k in range(constants.TOGETHER + 4)] + [0.5]
-    among = known.chosen(values, 100.0, 0.0, far[5])
+    among = known.closest(values, 100.0, 0.0, far[5])
     assert among[0] is far[5] and len(among) == constants.TOGETHER
     assert all(
         (a == b).all() for a, b in zip(among[1:], [*far[:5], *far[6 : constants.TOGETHER]], strict=True)
     )
     # Nothing new: nothing to do.
-    assert known.chosen([float(k) for k in range(len(known.states))], 100.0, 0.0, far[5]) == []
+    assert known.closest([float(k) for k in range(len(known.states))], 100.0, 0.0, far[5]) == []
     # What is worth so much more than the best is forgotten.
-    known.chosen([float(k) for k in range(len(known.states))], 4.0, 3.0, far[5])
+    known.closest([float(k) for k in range(len(known.states))], 4.0, 3.0, far[5])
     assert len(known.states) == 6
 
 
@@ -124,8 +124,8 @@ def test_states_that_no_assignment_has_are_there_if_they_cost_little() -> None:
     first, second, third = cheapest_states([np.array([2.0, 0.0, 1.0]), np.array([0.0, 1.0])], 3)
     assert (first.tolist(), second.tolist(), third.tolist()) == ([1, 0], [2, 1], [0, 1])
     network = CostNetwork((np.arange(3.0), np.arange(2.0)), ((0, 1, np.arange(6.0).reshape(3, 2)),))
-    found = together(network, (Load(0, 0, 1, np.array([4.0, 5.0, 6.0])),), (first, second))
+    found = joint_network(network, (Load(0, 0, 1, np.array([4.0, 5.0, 6.0])),), (first, second))
     assert found.network.unary[0].tolist() == [1.0, 2.0]
     assert found.network.edges[0][2].tolist() == [[2.0, 3.0], [4.0, 5.0]]
     assert found.loads[0].bytes.tolist() == [5.0, 6.0]
-    assert found.widened(found.narrowed(second)).tolist() == second.tolist()
+    assert found.to_whole(found.to_joint(second)).tolist() == second.tolist()

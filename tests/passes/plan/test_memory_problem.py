@@ -54,7 +54,7 @@ def test_clusters_cost_nothing_where_nothing_is_short() -> None:
     usual = Model(*given)
     best = solve(usual.build()).cost
     assert solve(network).cost == pytest.approx(best, rel=1e-6)
-    chosen = model.chosen(solve(network).states, best, best)
+    chosen = model.chosen_signatures(solve(network).states, best, best)
     assert set(chosen.clusters) == set(model.near)
     assert all(len(cs) > 1 and all(c.users for c in cs) for cs in chosen.clusters.values())
 

@@ -41,7 +41,7 @@ def test_what_may_be_recomputed_costs_nothing_where_nothing_is_short() -> None:
     best = solve(Model(*given).build()).cost
     found = solve(network)
     assert found.cost == pytest.approx(best, rel=1e-9)
-    chosen = model.chosen(found.states, best, best)
+    chosen = model.chosen_signatures(found.states, best, best)
     count = model.count
     assert set(chosen.shares) <= set(range(len(given[0].graph.values)))
     assert not any(u >= 2 * count for near in chosen.clusters.values() for c in near for u in c.users)
@@ -67,7 +67,7 @@ def test_less_memory_is_enough_when_ops_may_run_again() -> None:
         found = solve_within(network, Budget(tuple(model.loads), 1.0), effort=Effort().at_most(3.0))
         peaks.append(found.peak_bytes)
     assert peaks[1] < 0.9 * peaks[0]
-    assert model.chosen(found.states, found.cost, 0.0).recomputed
+    assert model.chosen_signatures(found.states, found.cost, 0.0).recomputed
 
 
 def chain(ws: Any, x: Any) -> Any:
@@ -90,7 +90,7 @@ def test_a_chain_that_is_made_again_is_there_from_its_first_op_on(layers: int) -
             kept[later.variable] = np.flatnonzero(np.isfinite(later.begins))
         found = solve(restriction(network, kept))
         states = [int(own[k]) for own, k in zip(kept, found.states, strict=True)]
-        chosen = model.chosen(states, found.cost, 0.0)
+        chosen = model.chosen_signatures(states, found.cost, 0.0)
         assert model.has_chains and set(chosen.recomputed) == set(model.later)
         counted[by_chain] = Budget(tuple(model.loads), 1e12).peak_bytes(states)
     needed = Clock(given[0], given[2]).program(chosen).peak_bytes()

@@ -56,7 +56,7 @@ def inputs_under(seed: tuple[SeedUse, ...], place: Placement, first: Any = None)
     model, network = model_of(place, first)
     unary = restriction(model, seed, tensors_of(model.graph, TIES))
     states = solve(CostNetwork(unary, network.edges)).states
-    return model.chosen(states, 0.0, 0.0).inputs
+    return model.chosen_signatures(states, 0.0, 0.0).inputs
 
 
 def test_tensors() -> None:
@@ -115,7 +115,7 @@ def test_loops_take_weights_in_parts(shape: tuple[int, ...]) -> None:
     model = Model(enumerate_candidates(graph, place, {}), asked, Boxings(Network(place, HARDWARE)))
     network = model.build()
     unary = restriction(model, (ZERO_3_LAYERS,) * place.ndim, tensors_of(graph, (0,)))
-    chosen = model.chosen(solve(CostNetwork(unary, network.edges)).states, 0.0, 0.0)
+    chosen = model.chosen_signatures(solve(CostNetwork(unary, network.edges)).states, 0.0, 0.0)
     loops = [n for n in graph.nodes if n.bodies]
     taken = [
         nd
@@ -134,7 +134,7 @@ def test_gathered_weights_are_used_whole(shape: tuple[int, ...]) -> None:
     model, network = model_of(place)
     unary = restriction(model, (ZERO_3_GATHERED,) * place.ndim, tensors_of(model.graph, TIES))
     states = solve(CostNetwork(unary, network.edges)).states
-    chosen = model.chosen(states, 0.0, 0.0)
+    chosen = model.chosen_signatures(states, 0.0, 0.0)
     assert all(isinstance(s, Split) for s in chosen.inputs[0])
     products = [n for n in model.graph.walk() if n.op == "dot_general"]
     weight = model.graph.inputs[0]

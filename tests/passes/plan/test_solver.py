@@ -143,10 +143,10 @@ def test_sweeps_only_raise_a_bound_that_holds() -> None:
         kernel = dense_network(seed)
         best = optimum(kernel)
         dual = Dual(flat_network(kernel), 100.0)
-        bounds = [dual.bound()]
+        bounds = [dual.lower_bound()]
         for forward in (True, False) * 4:
             swept = dual.sweep(forward)
-            bounds.append(dual.bound())
+            bounds.append(dual.lower_bound())
             assert swept == pytest.approx(bounds[-1], abs=1e-8)
         assert all(later >= earlier - 1e-9 for earlier, later in itertools.pairwise(bounds))
         assert bounds[-1] <= best + 1e-9
@@ -158,7 +158,7 @@ def test_states_cost_at_least_what_fixing_believes() -> None:
         dual = Dual(flat_network(network), 100.0)
         dual.sweep(True)
         dual.sweep(False)
-        base = dual.bound()
+        base = dual.lower_bound()
         excess = np.zeros(dual.flat.theta.size)
         dual.sweep(True, excess)
         dual.sweep(False, excess)

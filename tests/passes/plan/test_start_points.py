@@ -47,7 +47,7 @@ def test_starts_end_with_the_cheapest_that_keeps_the_limit() -> None:
     fits = np.array(peaks) <= limit
     assert fits[-1] and costs[-1] == min(np.array(costs)[fits]) >= fastest.seconds * (1 - 1e-9)
     # Products are as in the fastest plan.
-    chosen = model.chosen(starts[-1], costs[-1], 0.0)
+    chosen = model.chosen_signatures(starts[-1], costs[-1], 0.0)
     assert products_of(model)
     assert all(chosen.strategies[i] is fastest.strategies[i] for i in products_of(model))
 
@@ -109,5 +109,5 @@ def test_what_a_loop_gathers_is_no_op_of_the_fastest_plan() -> None:
     assert budget.peak_bytes(found[-1]) <= budget.limit
     cost = network.cost(found[-1])
     assert fastest.seconds < cost < 2 * fastest.seconds
-    chosen = model.chosen(found[-1], cost, 0.0)
+    chosen = model.chosen_signatures(found[-1], cost, 0.0)
     assert all(chosen.strategies[i] is fastest.strategies[i] for i in products_of(model))

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from jax import lax
 
-from sbp.passes.program.narrow_values import holds, widened
+from sbp.passes.program.narrow_values import holds, narrowest_dtypes
 from sbp.passes.program.trace import trace
 
 
 def found(fn: Any, dtype: Any) -> dict[str, str]:
     graph = trace(fn, [np.ones((4, 6), dtype)], {}).graph
-    return {graph.values[v].name: str(narrow) for v, narrow in widened(graph).items()}
+    return {graph.values[v].name: str(narrow) for v, narrow in narrowest_dtypes(graph).items()}
 
 
 @pytest.mark.parametrize(

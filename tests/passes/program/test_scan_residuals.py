@@ -11,7 +11,7 @@ from jax import lax
 import sbp
 from sbp.passes import spec
 from sbp.passes.pipeline.op_placement import loop_of
-from sbp.passes.program.graph import Graph, speaks, used
+from sbp.passes.program.graph import Graph, speaks, used_nodes
 from sbp.passes.program.scan_residuals import (
     RecomputedScan,
     ScanPair,
@@ -38,7 +38,7 @@ def test_only_products_that_the_gradient_needs_are_computed_twice() -> None:
     (pair,) = scan_pairs(graph, loop.bodies[0].nodes)
     (one,) = pair.twice
     assert one.held_bytes == 4 * LAYERS * BATCH // PARTS * 2 * WIDTH
-    assert pair.chosen(0.5) == () and pair.chosen(1.0) == (one,)
+    assert pair.choose_residuals(0.5) == () and pair.choose_residuals(1.0) == (one,)
 
 
 def test_what_is_kept_is_not_computed_again() -> None:
@@ -85,7 +85,7 @@ def test_what_speaks_in_an_inner_loop_is_not_unused() -> None:
         return jax.lax.fori_loop(0, 2, lambda i, c: (jax.debug.print("heard"), c)[1], x)
 
     graph = trace(chatter, [jnp.ones(3)], {}).graph
-    assert used(graph.nodes, ()) == tuple(n for n in graph.nodes if speaks(n)) != ()
+    assert used_nodes(graph.nodes, ()) == tuple(n for n in graph.nodes if speaks(n)) != ()
 
 
 def test_what_is_kept_saves_the_most_arithmetic() -> None:
@@ -107,8 +107,8 @@ def test_what_is_kept_saves_the_most_arithmetic() -> None:
     wide, narrow, last = pair.twice
     # Two take as much arithmetic; one of them takes an eighth of the bytes.
     assert [width[t] for t in pair.twice] == [32, 4, 4] and wide.flops == narrow.flops > last.flops
-    assert [pair.chosen(share) for share in (0.05, 0.1, 0.9)] == [(), (narrow,), (wide, narrow)]
-    assert pair.chosen(0.5) == (narrow, last) and pair.chosen(1.0) == pair.twice
+    assert [pair.choose_residuals(share) for share in (0.05, 0.1, 0.9)] == [(), (narrow,), (wide, narrow)]
+    assert pair.choose_residuals(0.5) == (narrow, last) and pair.choose_residuals(1.0) == pair.twice
 
 
 def test_of_many_products_some_are_found_at_once() -> None:
@@ -116,6 +116,6 @@ def test_of_many_products_some_are_found_at_once() -> None:
     many = tuple(RecomputedScan(i, i, 1.0 + i * 1e-3, i, 1.0 + (i * 7919 % 64) * 1e-3) for i in range(64))
     none = None
     pair = ScanPair(none, none, many)  # type: ignore[arg-type]
-    kept = pair.chosen(0.5)
+    kept = pair.choose_residuals(0.5)
     assert sum(t.held_bytes for t in kept) <= 0.5 * sum(t.held_bytes for t in many)
     assert sum(t.flops for t in kept) >= 0.5 * sum(t.flops for t in many)

@@ -150,7 +150,7 @@ def choices_of(file: Path) -> list[dict[str, Any]]:
 
 def test_a_page_says_what_the_costliest_could_lie_as(plan: Plan, tmp_path: Path) -> None:
     """Unasked, and for as many as are asked for."""
-    costliest = max((c for c, _ in plan.merged()), key=lambda c: c.cost)
+    costliest = max((c for c, _ in plan.merged_collectives()), key=lambda c: c.cost)
     plan.save(tmp_path / "plan.html")
     assert choices_of(tmp_path / "plan.html")[0]["row"] == row_key(costliest)
     plan.save(tmp_path / "plan.html", choices=2, time_limit=60)
@@ -168,7 +168,7 @@ def test_a_page_says_what_the_costliest_could_lie_as(plan: Plan, tmp_path: Path)
 def test_what_is_said_to_remove_a_collective_removes_it() -> None:
     """Whatever is held, one tensor or two, at rest or where it is made: the whole plan is without it then."""
     plan = deep(2)
-    rows = [c for c, _ in plan.merged()]
+    rows = [c for c, _ in plan.merged_collectives()]
     assert plan.replanner is not None
     said = 0
     for row, found in plan.replanner.rows_choices(plan, rows, 3, 120.0):
@@ -191,7 +191,7 @@ def test_what_is_said_to_remove_a_collective_removes_it() -> None:
 def test_a_page_says_why_nothing_was_found(tmp_path: Path) -> None:
     """Without time a removal is not looked for to its end; the page has the words."""
     plan = deep(2)
-    row = max((c for c, _ in plan.merged()), key=lambda c: c.seconds)
+    row = max((c for c, _ in plan.merged_collectives()), key=lambda c: c.seconds)
     choices = {row_key(row): RowChoices((), Removal(remark="there was no time to look further"))}
     text = plan_page(plan, choices=choices)
     assert '"removals":[{' in text and "there was no time to look further" in text
@@ -200,7 +200,7 @@ def test_a_page_says_why_nothing_was_found(tmp_path: Path) -> None:
 def test_without_time_the_costliest_still_have_alternatives() -> None:
     """What all could lie as comes first; what to write to do without them is left to who asks for longer."""
     plan = deep(2)
-    rows = sorted((c for c, _ in plan.merged()), key=lambda c: -c.seconds)[:3]
+    rows = sorted((c for c, _ in plan.merged_collectives()), key=lambda c: -c.seconds)[:3]
     assert plan.replanner is not None
     found = list(plan.replanner.rows_choices(plan, rows, 3, 1e-9))
     assert found == []

@@ -13,7 +13,7 @@ from sbp import S
 from sbp.passes.face import Plan
 from sbp.passes.render.colours import COLLECTIVES
 from sbp.passes.render.dot import dot_text
-from sbp.passes.render.folded_graph import MAX_BOXES, folded, kinds_of
+from sbp.passes.render.folded_graph import MAX_BOXES, fold, kinds_of
 from sbp.passes.render.svg import place, plan_svg
 from tests.passes.render.nets import deep, scanned
 
@@ -27,12 +27,12 @@ def deep_plan() -> Plan:
 
 def test_every_collective_is_drawn_once(plan: Plan, deep_plan: Plan) -> None:
     for p in (plan, deep_plan, scanned()):
-        drawn = sorted(r for _, rows in folded(p).nodes(data="rows") for r in rows)
+        drawn = sorted(r for _, rows in fold(p).nodes(data="rows") for r in rows)
         assert drawn == list(range(len(p.collectives)))
 
 
 def test_pills_say_what_they_stand_for(plan: Plan) -> None:
-    found = folded(plan)
+    found = fold(plan)
     for _, d in found.nodes(data=True):
         if d["kind"] != "ops":
             (own,) = {plan.collectives[r].kind for r in d["rows"]}
@@ -41,13 +41,13 @@ def test_pills_say_what_they_stand_for(plan: Plan) -> None:
 
 
 def test_deep_networks_stay_small() -> None:
-    sizes = [folded(deep(n)).number_of_nodes() for n in (6, 24)]
+    sizes = [fold(deep(n)).number_of_nodes() for n in (6, 24)]
     assert sizes[0] == sizes[1] <= MAX_BOXES + 12
-    assert all(folded(deep(6), 4).number_of_nodes() <= n for n in sizes[:1])
+    assert all(fold(deep(6), 4).number_of_nodes() <= n for n in sizes[:1])
 
 
 def test_dot_and_svg_have_the_same_content(plan: Plan) -> None:
-    graph, dot, svg = folded(plan), dot_text(plan), plan_svg(plan)
+    graph, dot, svg = fold(plan), dot_text(plan), plan_svg(plan)
     assert len(re.findall(r"^ +n\d+ \[label=", dot, re.MULTILINE)) == graph.number_of_nodes()
     assert dot.count(" -> n") == graph.number_of_edges()
     root = ET.fromstring(svg)
@@ -67,7 +67,7 @@ def test_colours_tell_the_kinds_apart(plan: Plan) -> None:
 
 def test_nothing_overlaps_and_all_is_inside(plan: Plan, deep_plan: Plan) -> None:
     for p in (plan, deep_plan):
-        layout = place(folded(p))
+        layout = place(fold(p))
         spots = list(layout.spots.values())
         for a, b in itertools.combinations(spots, 2):
             beside = a.x + a.width <= b.x or b.x + b.width <= a.x
@@ -81,7 +81,7 @@ def test_a_forward_alone_has_one_lane() -> None:
         lambda x, w: jnp.tanh(x @ w), sbp.placement("cpu", shape=(4,)), in_sbp=([S(1)], [S(0)])
     )
     plan = program.plan(jax.ShapeDtypeStruct((8, 8), "float32"), jax.ShapeDtypeStruct((8, 8), "float32"))
-    assert [name for name, _ in place(folded(plan)).lanes] == ["forward"]
+    assert [name for name, _ in place(fold(plan)).lanes] == ["forward"]
 
 
 def test_a_plan_without_collectives_is_drawn() -> None:

@@ -12,7 +12,7 @@ import pytest
 import sbp
 from sbp import B, S
 from sbp.passes.face import Plan
-from sbp.passes.render.outline import Outline, called, items
+from sbp.passes.render.outline import Outline, items, items_by_call
 from sbp.passes.render.page_data import page_data
 from sbp.passes.render.program_data import program_data
 from sbp.passes.render.repeats import repeats
@@ -105,7 +105,9 @@ def test_a_function_that_is_called_again_is_another_group() -> None:
         {"op": "c", "at": "f.py:1", "reads": [[2, "B"]], "writes": [[3, "B"]]},
         {"op": "d", "at": "f.py:2", "reads": [[0, "B"]], "writes": [[4, "B"]]},
     ]
-    found = list(called(list(items(steps, 1)), lambda i: ("", "f" if i.step["at"] != "f.py:5" else "g")))
+    found = list(
+        items_by_call(list(items(steps, 1)), lambda i: ("", "f" if i.step["at"] != "f.py:5" else "g"))
+    )
     assert [(key[1], [i.step["op"] for i in own]) for key, own in found] == [
         ("f", ["a"]),
         ("g", ["b"]),

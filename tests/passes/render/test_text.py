@@ -66,7 +66,7 @@ def test_time_with_overlap_and_without(plan: Plan) -> None:
 def test_the_page_has_a_column_of_what_is_exposed(plan: Plan) -> None:
     page = plan_html(plan)
     assert ">exposed</th>" in page
-    assert all(f'data-v="{c.exposed_seconds!r}"' in page for c, n in plan.merged() if n == 1)
+    assert all(f'data-v="{c.exposed_seconds!r}"' in page for c, n in plan.merged_collectives() if n == 1)
 
 
 def test_diff_names_both_times_where_anything_overlaps(plan: Plan) -> None:
@@ -145,7 +145,7 @@ def test_eighty_columns_can_be_read(plan: Plan) -> None:
 def test_merged_rows_speak_for_layers(plan: Plan) -> None:
     c = plan.collectives[0]
     layers = tuple(replace(c, tensor=f"p['l'][{i}]['w']", reason=f"as p['l'][{i}]['w'] is") for i in range(3))
-    ((one, n),) = replace(plan, collectives=layers).merged()
+    ((one, n),) = replace(plan, collectives=layers).merged_collectives()
     assert (one.tensor, one.reason, n) == ("p['l'][*]['w']", "as p['l'][*]['w'] is", 3)
     assert one.wire_bytes == 3 * c.wire_bytes and one.count == 3 * c.count
 

@@ -8,7 +8,7 @@ import pytest
 import sbp
 from sbp.options import PipelineOptions
 from sbp.passes.face import Plan
-from sbp.passes.render.terminal import MAX_WIDTH, drawn, fitted, terminal_width
+from sbp.passes.render.terminal import MAX_WIDTH, draw_rules, fit_lines, terminal_width
 from sbp.passes.render.text import plan_text
 from tests.golden import two_stages
 
@@ -56,13 +56,17 @@ def test_no_terminal_has_no_width() -> None:
     closed = io.StringIO()
     closed.close()
     assert terminal_width(closed) is None
-    assert fitted("x " * 200, None) == "x " * 200
+    assert fit_lines("x " * 200, None) == "x " * 200
 
 
 def test_letters_for_lines() -> None:
     line = "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * 3
-    assert drawn(line, io.TextIOWrapper(io.BytesIO(), encoding="ascii")) == "---"
-    assert drawn(line, io.TextIOWrapper(io.BytesIO(), encoding="utf-8")) == drawn(line, io.StringIO()) == line
+    assert draw_rules(line, io.TextIOWrapper(io.BytesIO(), encoding="ascii")) == "---"
+    assert (
+        draw_rules(line, io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
+        == draw_rules(line, io.StringIO())
+        == line
+    )
 
 
 def test_repr_is_one_line(plan: Plan, pipeline: Plan) -> None:

@@ -49,7 +49,7 @@ def moves(physical: Physical) -> set[tuple[str, int]]:
 
 def program(problem: NearProblem, states: Any) -> Physical:
     clock = Clock(problem.s.candidates, problem.s.boxings)
-    return clock.program(problem.model.chosen(states, 0.0, 0.0), ()).physical
+    return clock.program(problem.model.chosen_signatures(states, 0.0, 0.0), ()).physical
 
 
 def test_what_is_banned_is_not_there_and_costs_more(plan: Plan) -> None:
@@ -58,9 +58,9 @@ def test_what_is_banned_is_not_there_and_costs_more(plan: Plan) -> None:
     found = moves(plan.physical)
     assert found
     for kind, value in found:
-        free = problem.near(problem.of_values([value]))
-        usual = problem.around(free, Ban()).solved({}, Effort())
-        other = problem.around(free, Ban(frozenset({(kind, value)}))).solved({}, Effort())
+        free = problem.variables_near(problem.of_values([value]))
+        usual = problem.network_around(free, Ban()).solve({}, Effort())
+        other = problem.network_around(free, Ban(frozenset({(kind, value)}))).solve({}, Effort())
         assert usual is not None and moves(program(problem, usual[0])) == found
         assert other is not None and (kind, value) not in moves(program(problem, other[0]))
         assert other[1] > usual[1]
@@ -74,5 +74,5 @@ def test_what_is_not_proven_is_said_with_its_gap(plan: Plan) -> None:
     states = tuple(search.problem.plan_states)
     cost = search.problem.indexed.dense().cost(states)
     for bound, slack in ((cost, 0.0), (0.75 * cost, 0.25 * cost)):
-        held = search.held((S(0),), Solution(states, cost, bound))
+        held = search.plan_of((S(0),), Solution(states, cost, bound))
         assert held.slack_seconds == pytest.approx(slack) and held.signature == (S(0),)

@@ -41,7 +41,7 @@ def planned(case: Case, shape: Sequence[int]) -> Plan:
 
 def costliest(plan: Plan) -> tuple[Collective, Removal]:
     """The costliest row, and what to write to do without it."""
-    row = max((c for c, _ in plan.merged()), key=lambda c: c.seconds)
+    row = max((c for c, _ in plan.merged_collectives()), key=lambda c: c.seconds)
     assert plan.replanner is not None
     ((found, choices),) = plan.replanner.rows_choices(plan, [row], 3, ROW_SECONDS)
     assert found == row and choices.removal is not None

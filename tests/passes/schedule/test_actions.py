@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sbp.errors import ArgumentError
-from sbp.passes.schedule.actions import Action, Kind, Schedule, listed
+from sbp.passes.schedule.actions import Action, Kind, Schedule, actions_text
 from tests.errors.messages import kinds
 from tests.passes.schedule.texts import action, named, order, written
 
@@ -37,8 +37,8 @@ def test_a_schedule_prints_as_a_table() -> None:
 
 
 def test_long_lists_are_cut() -> None:
-    assert listed(order("F1:1 F0:1 F0:0")) == "F0:0, F0:1, F1:1"
-    assert listed(order("F0:5 F0:4 F0:3 F0:2 F0:1 F0:0")) == "F0:0, F0:1, F0:2, F0:3 and 2 more"
+    assert actions_text(order("F1:1 F0:1 F0:0")) == "F0:0, F0:1, F1:1"
+    assert actions_text(order("F0:5 F0:4 F0:3 F0:2 F0:1 F0:0")) == "F0:0, F0:1, F0:2, F0:3 and 2 more"
 
 
 def test_steps_join_pairs() -> None:

@@ -10,7 +10,7 @@ from sbp.passes.schedule.actions import Kind
 from sbp.passes.schedule.communication import find_deadlock
 from sbp.passes.schedule.dataflow import Edge
 from sbp.passes.schedule.greedy import GreedyPolicy, OrderTask, list_schedule
-from sbp.passes.schedule.improve import improved, least_seconds
+from sbp.passes.schedule.improve import improve, least_seconds
 from sbp.passes.schedule.memory import Footprint, peaks, units
 from sbp.passes.schedule.orders import GENERATORS, make
 from sbp.passes.schedule.requirements import LOOP, V
@@ -126,10 +126,10 @@ def test_local_improvement_fills_gaps() -> None:
     start = written("start", 4, (0, 1, 2), *rows)
     task = OrderTask((0, 1, 2), 4, equal_times(3), units(3), (3,) * 3, None, True)
     before = simulate(start, task.times).makespan
-    better = improved(task, start, 200)
+    better = improve(task, start, 200)
     assert simulate(better, task.times).makespan < before
     assert max(peaks(better, units(3))) <= 3
-    assert improved(task, start, 0) is start
+    assert improve(task, start, 0) is start
 
 
 def test_a_policy_that_ends_nowhere_gives_nothing() -> None:

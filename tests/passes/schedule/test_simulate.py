@@ -173,7 +173,7 @@ def test_an_edge_twice_is_refused() -> None:
 
 def over_time(timeline: Timeline, footprint: Footprint) -> tuple[tuple[tuple[float, float], ...], ...]:
     """Of each rank, (time, what it holds from then on), wherever that changes; for a training."""
-    return tuple(tuple(_levels(timeline.computing(rank), footprint)) for rank in range(timeline.ranks))
+    return tuple(tuple(_levels(timeline.compute_spans(rank), footprint)) for rank in range(timeline.ranks))
 
 
 def _levels(spans: Sequence[Span], footprint: Footprint) -> Iterator[tuple[float, float]]:

@@ -69,7 +69,7 @@ def shortest_of_all(model: Model, network: CostNetwork, found_seconds: float) ->
     states, total = all_costs(network)
     clock = Clock(model.c, model.boxings)
     wanted = np.flatnonzero(total <= 2.0 * found_seconds)
-    found = (model.chosen(tuple(states[:, k].tolist()), 0.0, 0.0) for k in wanted)
+    found = (model.chosen_signatures(tuple(states[:, k].tolist()), 0.0, 0.0) for k in wanted)
     return min(clock.times(assignment).step_seconds for assignment in found)
 
 
@@ -157,7 +157,7 @@ def explorer(fn: Callable[..., Any], hardware: Hardware) -> Explorer:
     model, network, base = problem(fn, hardware)
     space = Space(model, network, Clock(model.c, model.boxings), (), base.bound)
     pool = Pool(np.inf, Effort().count)
-    candidate = space.solved(network.unary, "cheapest", Effort())
+    candidate = space.solve(network.unary, "cheapest", Effort())
     assert candidate is not None
     return Explorer(space, pool, pool.add(candidate), seeds_for(1), Effort(pool.count))
 
@@ -257,7 +257,7 @@ def test_near_the_best_plan() -> None:
 
 def test_shaken_shares_are_about_those_of_the_plan() -> None:
     e, counted = explorer(sent_twice, SLOW), []
-    e.space.near = lambda unary, shares, *_: counted.append(shares)  # type: ignore[method-assign]
+    e.space.solve_near = lambda unary, shares, *_: counted.append(shares)  # type: ignore[method-assign]
     shares = {g: 0.1 * k for k, g in enumerate(e.space.exposure.values)}
     assert not e.shake(replace(e.base, shares=shares))
     (shaken,) = counted
@@ -300,7 +300,7 @@ def test_shares() -> None:
     exposure, times = Exposure(model, network), Clock(model.c, model.boxings).times(base)
     shares = exposure.shares(times, damping=0.0)
     assert all(0.0 <= share <= 1.0 for share in shares.values())
-    weighted = exposure.weighted(shares, network.unary)
+    weighted = exposure.weighted_network(shares, network.unary)
     for (i, j, table), (a, b, own) in zip(weighted.edges, network.edges, strict=True):
         assert (i, j) == (a, b) and np.array_equal(np.isinf(table), np.isinf(own))
         assert (table <= own).all()
@@ -326,8 +326,8 @@ def test_what_cannot_be_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     forbidden = Space(space.model, CostNetwork(never, space.network.edges), space.clock)
     monkeypatch.setattr(pools, "solve", lambda *_, **__: SimpleNamespace(states=at.states))
     monkeypatch.setattr(forbidden.descent, "run", lambda *_: at.states)
-    assert forbidden.solved(never, "ended", Effort()) is None
-    assert forbidden.near(never, space.exposure.shares(at.times), at, "ended", Effort()) is None
+    assert forbidden.solve(never, "ended", Effort()) is None
+    assert forbidden.solve_near(never, space.exposure.shares(at.times), at, "ended", Effort()) is None
 
 
 STATES = 3

@@ -104,7 +104,7 @@ def test_a_plan_keeps_its_strategies() -> None:
     model = Model(question.candidates, question.asked, question.boxings)
     network = model.build()
     found = solve(network)
-    known = model.chosen(found.states, found.cost, found.bound)
+    known = model.chosen_signatures(found.states, found.cost, found.bound)
     groups = axis_groups(place, hardware_for("h100"))
     few = axes_alike(question.candidates, groups, known)
     assert all(any(s is known.strategies[i] for s in own) for i, own in few.strategies.items())
@@ -112,7 +112,7 @@ def test_a_plan_keeps_its_strategies() -> None:
     small = grouped.build()
     states = states_of(grouped, small, known)
     assert small.cost(states) == pytest.approx(found.cost, rel=1e-12)
-    assert grouped.chosen(states, found.cost, found.bound).strategies == known.strategies
+    assert grouped.chosen_signatures(states, found.cost, found.bound).strategies == known.strategies
 
 
 @pytest.mark.full

@@ -59,8 +59,10 @@ def limited(fn: Callable[..., Any], hardware: Hardware, part: float) -> Limited:
     order = np.argsort(costs, kind="stable")
     finite = np.flatnonzero(costs < 4 * costs[order[0]])
     sample = np.random.default_rng(0).permutation(finite)[:200]
-    peaks = [clock.program(model.chosen(states[:, k].tolist(), 0.0, 0.0)).peak_bytes() for k in sample]
-    most = clock.program(model.chosen(states[:, order[0]].tolist(), 0.0, 0.0)).peak_bytes()
+    peaks = [
+        clock.program(model.chosen_signatures(states[:, k].tolist(), 0.0, 0.0)).peak_bytes() for k in sample
+    ]
+    most = clock.program(model.chosen_signatures(states[:, order[0]].tolist(), 0.0, 0.0)).peak_bytes()
     return model, network, min(peaks) + part * (most - min(peaks)), clock
 
 
@@ -70,7 +72,7 @@ def shortest_that_fits(given: Limited, found_seconds: float) -> float:
     states, total = all_costs(network)
     best = found_seconds
     for k in np.flatnonzero(total <= 2.0 * found_seconds):
-        assignment = model.chosen(states[:, k].tolist(), 0.0, 0.0)
+        assignment = model.chosen_signatures(states[:, k].tolist(), 0.0, 0.0)
         takes = clock.program(assignment)
         if takes.peak_bytes() <= limit:
             best = min(best, clock.times_of(takes, assignment.beyond_seconds).step_seconds)
@@ -197,7 +199,7 @@ def test_values_for_later_uses_have_the_phase_of_these() -> None:
     exposure = Exposure(model, network)
     assert later and {exposure.phases[v] for v in later} <= {"forward", "backward", ""}
     clock, states = Clock(model.c, model.boxings), solve(network).states
-    times = clock.times(model.chosen(states, 0.0, 0.0))
+    times = clock.times(model.chosen_signatures(states, 0.0, 0.0))
     assert max(times.sent, default=0) < len(model.c.graph.values)
     assert set(exposure.shares(times)) >= set(exposure.groups)
 
@@ -267,7 +269,7 @@ def test_what_waits_until_it_is_sent_with_others_is_counted_for_all_of_its_kind(
         once, load = MODEL.boxed_once[v], found[MODEL.boxed_once[v].copy]
         half = load.bytes.size // 2
         assert (load.start, load.end) == (once.at + 1, end)
-        assert set(load.bytes[:half]) == set(MODEL.held(v, ((P,),))) and not load.bytes[half:].any()
+        assert set(load.bytes[:half]) == set(MODEL.held_bytes(v, ((P,),))) and not load.bytes[half:].any()
     # It is counted once, and not for what was sent and is gone.
     assert waiting([*MODEL.loads, *found.values()]) == {}
     choose(other, True)

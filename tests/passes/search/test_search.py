@@ -118,7 +118,7 @@ def test_loads_are_no_more_than_a_plan_needs(seed: int) -> None:
     states = solve(replace(network, unary=tuple(unary))).states
     counted = Budget(tuple(model.loads), np.inf).peak_bytes(states)
     clock = Clock(given.candidates, given.boxings)
-    needed = clock.program(model.chosen(states, 0.0, 0.0)).peak_bytes()
+    needed = clock.program(model.chosen_signatures(states, 0.0, 0.0)).peak_bytes()
     assert counted <= needed * (1 + HOLES)
     found = searched(given, needed)
     assert found.smallest is None and found.takes is not None

@@ -141,7 +141,7 @@ def test_a_search_may_be_cut_off_anywhere(cut_after: int, monkeypatch: pytest.Mo
 
 
 def test_effort_is_counted_and_cut_off() -> None:
-    assert until_over(None).left == math.inf and until_over(0.0).is_spent
+    assert until_over(None).seconds_left == math.inf and until_over(0.0).is_spent
     effort = Effort().at_most(2.0)
     effort.count.add(3.0)
-    assert effort.left == 0.0 and effort.is_spent and not effort.count.is_cut
+    assert effort.seconds_left == 0.0 and effort.is_spent and not effort.count.is_cut

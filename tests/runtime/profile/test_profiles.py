@@ -20,7 +20,7 @@ from models.recommender.layers import Inputs
 from models.recommender.learner import LAYOUTS, OPTIMIZERS, Learner, collection
 from models.recommender.synthetic import Teacher
 from sbp import S
-from sbp.passes.explain.measurement import BOXING, MADE_BY_XLA, group_times, numbered
+from sbp.passes.explain.measurement import BOXING, MADE_BY_XLA, group_times, steps_by_number
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.face import load_plan
 from sbp.passes.render.measurement_text import measured_text, ratio_text
@@ -117,7 +117,7 @@ def test_the_parts_are_the_step(made: tuple[Any, Any, Profile]) -> None:
     assert parts == pytest.approx(step.seconds, rel=1e-9)
     assert step.added_seconds < step.kernel_seconds  # kernels lead back to the program
     program = program_data(profile.plan)
-    assert program is not None and len(step.step_seconds) == len(list(numbered(program["steps"])))
+    assert program is not None and len(step.step_seconds) == len(list(steps_by_number(program["steps"])))
     groups = group_times(program, step)
     assert math.fsum(g.seconds for g in groups) == pytest.approx(step.kernel_seconds)
     planned = math.fsum(g.estimated for g in groups)
@@ -262,7 +262,7 @@ def test_what_a_stage_sends_stands_beside_its_estimate(pipeline: Profile) -> Non
 
 
 def test_a_page_of_a_pipeline_has_both(pipeline: Profile) -> None:
-    data = data_of(pipeline.plan, pipeline.timelines, pipeline.divided)
+    data = data_of(pipeline.plan, pipeline.timelines, pipeline.step_breakdowns)
     rows = data["rows"]
     assert {len(column) for column in rows.values()} == {len(rows["kind"])}
     for kind, seconds, remark in zip(rows["kind"], rows["measured"], rows["remark"], strict=True):

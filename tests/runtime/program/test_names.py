@@ -19,7 +19,7 @@ import sbp
 from models import gpt
 from sbp import B, S
 from sbp.hardware.catalogue import BYTES_ONLY
-from sbp.passes.explain.plan import Collective, together
+from sbp.passes.explain.plan import Collective, merged_collective
 from sbp.passes.face import Plan
 from sbp.runtime.hlo.meter import read_compiled
 from sbp.runtime.hlo.origins import Origin, origins_of, rows_of
@@ -264,5 +264,5 @@ def test_stages_are_called_by_function_and_phase_and_keep_their_rows() -> None:
 
 def test_a_row_of_several_has_all_names() -> None:
     rows = of_gpt("2d").plan.collectives[:2]
-    assert together(rows).name == "row0+row1"
-    assert together([replace(c, name="") for c in rows]).name == ""
+    assert merged_collective(rows).name == "row0+row1"
+    assert merged_collective([replace(c, name="") for c in rows]).name == ""

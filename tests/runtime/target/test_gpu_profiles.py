@@ -19,7 +19,7 @@ import sbp
 from benchmarks import cases
 from benchmarks.cases import Case
 from sbp.compat.untyped import struct
-from sbp.passes.explain.measurement import kernel_estimate, numbered
+from sbp.passes.explain.measurement import kernel_estimate, steps_by_number
 from sbp.passes.render.program_data import program_data
 from sbp.runtime.execute.compiled_program import CompiledProgram
 from sbp.runtime.hlo.meter import COLLECTIVES, text_of
@@ -126,7 +126,7 @@ def test_every_kernel_has_its_place(name: str) -> None:
     module = parse(text_of(compiled))
     data = program_data(plan)
     assert data is not None
-    reader = ProgramReader(module, [kernel_estimate(s) for s, _ in numbered(data["steps"])])
+    reader = ProgramReader(module, [kernel_estimate(s) for s, _ in steps_by_number(data["steps"])])
     beside = compared(plan, compiled, None, lambda: lowered.as_text(debug_info=True))
     profile, kernels = traced(module, 8)
     steps = traced_steps(profile, module.header["name"], reader.readers)
