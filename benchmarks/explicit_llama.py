@@ -63,7 +63,7 @@ def block(x: jax.Array, layer: PyTree, config: llama.Config, port: LlamaPort, si
     """As `llama.block`."""
     layer, rows = port.of_layer(layer, size), Spec(port.batch)
     queries, keys, values = llama.heads(normalize(x, layer["attention_norm"], port), layer, config)
-    found = llama.mixed(queries, keys, values)
+    found = llama.attend(queries, keys, values)
     x = x + jnp.einsum("bqkge,kged->bqd", found, layer["out"], out_sharding=rows)
     y = normalize(x, layer["mlp_norm"], port)
     hidden = jax.nn.silu(y @ layer["gate"]) * (y @ layer["up"])

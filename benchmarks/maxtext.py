@@ -84,7 +84,7 @@ def block(x: jax.Array, layer: Any, config: llama.Config, lies: Lies) -> jax.Arr
     queries, keys, values = llama.heads(llama.normalize(x, layer["attention_norm"]), layer, config)
     queries = lies(queries, "batch heads group length kv")
     keys, values = (lies(each, "batch heads length kv") for each in (keys, values))
-    mixed = lies(llama.mixed(queries, keys, values), "batch length heads group kv")
+    mixed = lies(llama.attend(queries, keys, values), "batch length heads group kv")
     x = x + lies(jnp.einsum("bqkge,kged->bqd", mixed, layer["out"]), "batch length embed")
     y = llama.normalize(x, layer["mlp_norm"])
     inner = lies(jax.nn.silu(y @ layer["gate"]) * (y @ layer["up"]), "batch length mlp")

@@ -95,7 +95,7 @@ def measured(hardware: Hardware, devices: int, layers: int, seconds: float) -> l
         args = case.make()
         physical = program.plan(*args).physical
         assert physical is not None
-        found.append((name, Evaluator(physical, Network(placement, hardware)).scheduled.seconds))
+        found.append((name, Evaluator(physical, Network(placement, hardware)).schedule.seconds))
         loops.append(Loop(program, program.place(*args)))
     times = interleave(loops, seconds)
     return [

@@ -74,7 +74,10 @@ PARTS: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
     "signatures that reduce first": ((Strategy, "partial_results", 0),),
     "what is exposed": ((explore.Explorer, "go_on", lambda _, chain: setattr(chain, "is_over", True)),),
     "parts of other plans": ((explore.Explorer, "cross", lambda *_: False),),
-    "plans near others": ((pool.Space, "near", _nothing), (limited_space.LimitedSpace, "near", _nothing)),
+    "plans near others": (
+        (pool.Space, "solve_near", _nothing),
+        (limited_space.LimitedSpace, "solve_near", _nothing),
+    ),
     "shaken shares": ((explore.Explorer, "shake", lambda *_: False),),
     "limits near a plan": (
         (limited_space.LimitedSpace, "counted_limit", _nothing),

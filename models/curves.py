@@ -81,7 +81,7 @@ def loss_svg(curves: Mapping[str, Sequence[float]], title: str, first: int = 0) 
         out = StringIO()
         said = f"{title}; losses of the first steps: {first_losses(curves)}"
         figure.savefig(out, format="svg", metadata={"Title": title, "Description": said, "Date": None})
-    return themed(out.getvalue())
+    return with_theme(out.getvalue())
 
 
 def first_losses(curves: Mapping[str, Sequence[float]], count: int = 3) -> str:
@@ -107,7 +107,7 @@ def _difference(axes: Any, losses: Sequence[float], others: Sequence[float], fir
     axes.set_ylabel("difference\n(relative)")
 
 
-def themed(svg: str) -> str:
+def with_theme(svg: str) -> str:
     """A picture of matplotlib with the colours of dark for those who prefer it, and with short numbers."""
     rules = "".join(
         f'[style*="{how}: {light}"]{{{how}:{dark}!important}}'

@@ -40,7 +40,7 @@ class DCN:
     def init(self, key: jax.Array, inputs: Inputs) -> PyTree:
         """What is learned beside the tables."""
         crosses, deep, last = jax.random.split(key, 3)
-        width = inputs.joined
+        width = inputs.joint_width
         return {
             "crosses": [self._cross(k, width) for k in jax.random.split(crosses, self.crosses)],
             "deep": net(deep, (width, *self.deep)),

@@ -165,7 +165,7 @@ def normalize(x: jax.Array, scale: jax.Array) -> jax.Array:
     return (wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-5)).astype(x.dtype) * scale
 
 
-def rotated(x: jax.Array, config: Config) -> jax.Array:
+def rotate(x: jax.Array, config: Config) -> jax.Array:
     """Each pair of numbers turned by an angle that grows with the position: `... s e -> ... s e`.
 
     Pairs are the two halves of a head, as in the published weights for JAX and PyTorch.
@@ -183,18 +183,20 @@ def rotated(x: jax.Array, config: Config) -> jax.Array:
 def attention(x: jax.Array, layer: PyTree, config: Config) -> jax.Array:
     """Causal self-attention, `b s d -> b s d`."""
     queries, keys, values = heads(x, layer, config)
-    found = fused(queries, keys, values, config.fused) if config.fused else mixed(queries, keys, values)
+    found = (
+        fused_attend(queries, keys, values, config.fused) if config.fused else attend(queries, keys, values)
+    )
     return jnp.einsum("bqkge,kged->bqd", found, layer["out"])
 
 
 def heads(x: jax.Array, layer: PyTree, config: Config) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Queries, `b k g s e`, and keys and values, `b k s e`: k heads, g queries of each, e numbers wide."""
-    queries = rotated(jnp.einsum("bsd,dkge->bkgse", x, layer["query"]), config)
-    keys = rotated(jnp.einsum("bsd,dke->bkse", x, layer["key"]), config)
+    queries = rotate(jnp.einsum("bsd,dkge->bkgse", x, layer["query"]), config)
+    keys = rotate(jnp.einsum("bsd,dke->bkse", x, layer["key"]), config)
     return queries, keys, jnp.einsum("bsd,dke->bkse", x, layer["value"])
 
 
-def mixed(queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+def attend(queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
     """The values of each position and those before it, weighted as queries and keys fit: `b q k g e`."""
     scores = _exact(jnp.einsum("bkgqe,bkse->bkgqs", queries, keys)) * queries.shape[-1] ** -0.5
     position = jnp.arange(keys.shape[2])
@@ -203,8 +205,8 @@ def mixed(queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
     return jnp.einsum("bkgqs,bkse->bqkge", weights.astype(values.dtype), values)
 
 
-def fused(queries: jax.Array, keys: jax.Array, values: jax.Array, how: Fused) -> jax.Array:
-    """What `mixed` gives, as one op of JAX: on GPUs with "cudnn" no scores lie in memory."""
+def fused_attend(queries: jax.Array, keys: jax.Array, values: jax.Array, how: Fused) -> jax.Array:
+    """What `attend` gives, as one op of JAX: on GPUs with "cudnn" no scores lie in memory."""
     b, k, g, s, e = queries.shape
     queries = queries.transpose(0, 3, 1, 2, 4).reshape(b, s, k * g, e)
     keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)

@@ -233,7 +233,7 @@ def train_step_sbp(placement: Placement) -> PyTree:
     return signatures("data", placement.shape, SMALL, OPTIMIZER)
 
 
-def enlarged(images: NDArray[np.float32], size: int) -> NDArray[np.float32]:
+def enlarge(images: NDArray[np.float32], size: int) -> NDArray[np.float32]:
     """Digits of 8 x 8 pixels as `size` x `size` images of three equal channels, "b pixels" -> "b h w c"."""
     square = images.reshape(-1, 8, 8)
     nearest = np.arange(size) * 8 // size
@@ -269,7 +269,7 @@ def main(argv: Sequence[str] | None = None) -> train.Result:
 
     def batch(step: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         images, labels = data.batch(args.batch, (args.seed, step))
-        return enlarged(images, args.size), labels
+        return enlarge(images, args.size), labels
 
     return train.run(
         train.Job(

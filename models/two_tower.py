@@ -160,7 +160,7 @@ class Market:
     seed: int
 
     @staticmethod
-    def made(users: int, items: int, seed: int) -> Market:
+    def make(users: int, items: int, seed: int) -> Market:
         """A random one; equal arguments give equal markets."""
         random, groups = np.random.default_rng((seed, 1)), max(2, items // 100)
         likes = random.integers(0, groups, (users, 2))
@@ -261,7 +261,7 @@ def main(argv: Sequence[str] | None = None) -> Result:
     args = parser().parse_args(argv)
     placement, say = train.prepare(args), train.speaker()
     model, tx = towers(args.users, args.items, args.width, placement.size), optimizer(args.lr)
-    market = Market.made(args.users, args.items, args.seed)
+    market = Market.make(args.users, args.items, args.seed)
     say(f"two towers, {args.users:,} users and {args.items:,} items\non {placement}\n")
     Path(args.out).mkdir(parents=True, exist_ok=True)
     with jax.enable_x64(args.x64):
@@ -302,7 +302,7 @@ def _run(
         say(f"step {done.step}: --resume goes on")
         return Result(losses, 0.0, 0.0, None)
     say(f"loss {losses[0]:.4f} -> {losses[-1]:.4f}")
-    recall, popular = recalled(args, placement, model, done.state[0], market)
+    recall, popular = recall_shares(args, placement, model, done.state[0], market)
     say(f"{recall:.1%} of the items taken are among the best {args.k}; of the most popular {popular:.1%}")
     difference = None
     if args.check:
@@ -318,7 +318,7 @@ def _run(
     return Result(losses, recall, popular, difference)
 
 
-def recalled(
+def recall_shares(
     args: argparse.Namespace, placement: Placement, model: Towers, params: PyTree, market: Market
 ) -> tuple[float, float]:
     """The share of held-out items that retrieval finds, and that the most popular items have."""

@@ -14,7 +14,7 @@ from typing import Any, Self
 from jax.sharding import PartitionSpec
 
 from sbp.errors import ArgumentError, Problem, SignatureError
-from sbp.notation.suggestions import meant
+from sbp.notation.suggestions import suggestion
 from sbp.passes.explain.choices import RowChoices, TensorChoices
 from sbp.passes.explain.constraint_gaps import ConstraintGap, constraint_gaps
 from sbp.passes.explain.internal_errors import public
@@ -211,7 +211,7 @@ def _signature(tensor: str, given: object) -> NdSbp:
     nd = [given] if is_signature(given) else given
     if isinstance(nd, list | tuple) and nd and all(map(is_signature, nd)):
         return tuple(nd)
-    why, fix = meant(given) or ("it is no signature", "[S(0), B]")
+    why, fix = suggestion(given) or ("it is no signature", "[S(0), B]")
     legal = "S(dim), B or P, or a list of them, one per placement axis"
     raise SignatureError(Problem("signature", f"Plan.what_if({tensor!r}, ...)", repr(given), legal, why, fix))
 

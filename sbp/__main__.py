@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sbp import __version__
-from sbp.commandline.commands import held, numbers, parser
+from sbp.commandline.commands import numbers, parse_held, parser
 from sbp.commandline.user_file import (
     TARGET,
     arguments,
     concrete,
-    loaded,
-    named,
+    load_file,
     problem,
     signatures,
     split,
     value,
+    value_named,
 )
 from sbp.errors import SbpError
 from sbp.hardware.file import hardware_from
@@ -66,7 +66,7 @@ def _program(options: argparse.Namespace) -> tuple[Program[..., PyTree], tuple[P
 
 def _function(options: argparse.Namespace) -> Callable[..., PyTree]:
     """The function that the command names."""
-    fn = named(options.target, "the function")
+    fn = value_named(options.target, "the function")
     if not callable(fn):
         raise problem(
             options.target, f"{type(fn).__name__}", "a function", "a program is made of a function", TARGET
@@ -104,7 +104,7 @@ def _placement(options: argparse.Namespace) -> Placement:
     """The placement that stands beside the function in its file, or the default."""
     file, name = split(options.target, "the function")
     given = f"{name}_placement"
-    found = value(getattr(loaded(file), given, None))
+    found = value(getattr(load_file(file), given, None))
     return parse_placement("cpu:8") if found is None else as_placement(found, f"{given} of {file.name}")
 
 
@@ -136,9 +136,9 @@ def _plan(options: argparse.Namespace) -> None:
 
 def _save(path: str, write: Callable[[str], None]) -> None:
     """Writes a file; a terminal says so while it takes long."""
-    from sbp.runtime.compile.search_progress import searching
+    from sbp.runtime.compile.search_progress import search_line
 
-    with searching(f"writing {path}"):
+    with search_line(f"writing {path}"):
         write(path)
     print_fitted(f"saved {path}")
 
@@ -169,7 +169,7 @@ def _one(options: argparse.Namespace) -> Plan:
     if options.why is not None:
         print_fitted(str(plan.why(options.why)))
     if options.what_if is not None:
-        other = plan.what_if(*held(options.what_if))
+        other = plan.what_if(*parse_held(options.what_if))
         print_fitted(f"{other.notes[0]}\n\n{plan.diff(other)}")
         plan = other
     elif options.why is None:
@@ -199,7 +199,7 @@ def _search(options: argparse.Namespace) -> Plan | None:
     if options.microbatches:
         given["microbatches"] = numbers(options.microbatches, ",", "--microbatches", "8,16")
     if options.in_sbp:
-        given["in_sbp"] = named(options.in_sbp, "--in-sbp")
+        given["in_sbp"] = value_named(options.in_sbp, "--in-sbp")
     with _progress() as said:
         found = search(
             _function(options),

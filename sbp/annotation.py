@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from sbp.compat import core
 from sbp.errors import Problem, SignatureError
 from sbp.notation.named_axes import Levels, NamedSignature, named_signature
-from sbp.notation.suggestions import meant
+from sbp.notation.suggestions import suggestion
 from sbp.placement import Placement, as_placement
 from sbp.signature import AUTO_SPLIT, NdSbp, Signature, Split, format_sbp, is_signature, normalise
 
@@ -151,7 +151,7 @@ def _read(x: jax.Array, signature: Annotation, name: str) -> tuple[NdSbp, None] 
     nd: Sequence[Signature] = (signature,) if isinstance(signature, Signature) else signature
     is_open = isinstance(nd, list | tuple) and AUTO_SPLIT in nd
     if is_open or not isinstance(nd, list | tuple) or not nd or not all(map(is_signature, nd)):
-        why, fix = meant(signature) or ("an annotation is an N-D signature", "annotate(x, [S(0), B])")
+        why, fix = suggestion(signature) or ("an annotation is an N-D signature", "annotate(x, [S(0), B])")
         if is_open:
             why, fix = (
                 "S(AUTO) is of an argument or a result, in in_sbp or out_sbp",

@@ -203,7 +203,7 @@ class Layout:
         """The placement axes that split `dim`, outer to inner."""
         return splits_of(self.nd, dim)
 
-    def padded(self, dim: int) -> bool:
+    def has_padding(self, dim: int) -> bool:
         """Whether some shard has padding along `dim`."""
         return is_padded(self.shape[dim], self.axes(dim), self.hierarchy)
 

@@ -40,3 +40,34 @@ def test_no_option_and_no_attribute_has_an_old_name() -> None:
                 case ast.AnnAssign(target=ast.Name(id=word)) | ast.Attribute(attr=word):
                     found[word] = name(path)
     assert not {word: at for word, at in found.items() if word in old}
+
+
+NOUNS_AND_VERBS = frozenset("boxing bring feed heading mapping need setting sharding timing".split())
+PARTICIPLES_AND_ADVERBS = frozenset(
+    """ahead alone apart around begun behind below beside between beyond bound brought built done drawn early
+    elsewhere felt found given gone held here hidden inside kept known laid later left lost made meant met
+    near once outside paid said seen sent shown soon taken there thrown together told written""".split()
+)
+# Of rules: "an increasing function". Of a field of another class of the same use: `traced`.
+ADJECTIVES = frozenset("increasing decreasing unchanged negated ordered joined traced".split())
+
+
+def is_bare(word: str) -> bool:
+    """Whether a name is a participle or an adverb that stands alone."""
+    ends = word.endswith(("ed", "ing")) and "_" not in word and word not in NOUNS_AND_VERBS
+    return (ends or word in PARTICIPLES_AND_ADVERBS) and word not in ADJECTIVES
+
+
+def test_no_public_function_is_a_bare_participle_or_adverb() -> None:
+    assert is_bare("held") and is_bare("merged") and not is_bare("merge") and not is_bare("merged_rows")
+    found = list[str]()
+    for path in MODULES:
+        tree = ast.parse(text(path))
+        classes = [c for c in ast.walk(tree) if isinstance(c, ast.ClassDef)]
+        found += [
+            f"{name(path)}: {f.name}"
+            for holder in (tree, *classes)
+            for f in holder.body
+            if isinstance(f, ast.FunctionDef) and is_bare(f.name)
+        ]
+    assert not found

@@ -29,7 +29,7 @@ from sbp.compat.untyped import block_until_ready
 from sbp.rates.chips import CHIPS, Chip
 from sbp.runtime.hlo.meter import text_of
 from sbp.runtime.hlo.parser import parse
-from sbp.runtime.profile.step_breakdown import GPU_OPTIONS, recorded
+from sbp.runtime.profile.step_breakdown import GPU_OPTIONS, record_steps
 from sbp.runtime.profile.trace import TracedStep, traced_steps
 from sbp.runtime.profile.trace_alignment import ProgramReader
 from sbp.runtime.target.events import KERNELS
@@ -88,7 +88,7 @@ def measure(row: str, case: Case, placement: sbp.Placement, chip: Chip) -> Kerne
     def run(leaves: Sequence[Any]) -> None:
         block_until_ready(compiled(*leaves, *consts))
 
-    profile = recorded(lambda: jax.tree.leaves(program.place(*case.make())), run)
+    profile = record_steps(lambda: jax.tree.leaves(program.place(*case.make())), run)
     steps = traced_steps(profile, module.header["name"], reader.readers)
     memory: Any = compiled.memory_analysis()
     return KernelRow(

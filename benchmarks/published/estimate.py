@@ -135,7 +135,7 @@ class Estimator:
         """Of the activations of one micro-batch from one stage to the next, each device sending its part."""
         row, ways = self.row, self.row.layout
         own = range(row.gpus // ways.pp)
-        link = self.hardware.between(own, [r + len(own) for r in own])
+        link = self.hardware.link_between(own, [r + len(own) for r in own])
         sent = 2 * row.micro_batch * row.sequence * row.width / (ways.cp * ways.tp)
         return link.latency_seconds + sent / link.bytes_per_second
 

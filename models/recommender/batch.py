@@ -23,7 +23,7 @@ class Lists:
       values: the keys (or rows) of all rows, one after the other, `[n]`.
       offsets: where each row begins, and the end, `[b + 1]`.
 
-    >>> Lists(np.array([7, 8, 9]), np.array([0, 2, 2, 3])).padded(2)
+    >>> Lists(np.array([7, 8, 9]), np.array([0, 2, 2, 3])).pad(2)
     array([[ 7,  8],
            [-1, -1],
            [ 9, -1]])
@@ -35,12 +35,12 @@ class Lists:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def between(self, start: int, stop: int) -> Lists:
+    def rows_between(self, start: int, stop: int) -> Lists:
         """The rows from `start` to `stop`."""
         offsets = self.offsets[start : stop + 1]
         return Lists(self.values[offsets[0] : offsets[-1]], offsets - offsets[0])
 
-    def padded(self, width: int, fill: int = -1) -> NDArray[np.integer]:
+    def pad(self, width: int, fill: int = -1) -> NDArray[np.integer]:
         """The lists as one array `[b, width]`, filled up with `fill`.
 
         Raises:
@@ -64,7 +64,7 @@ Rows: TypeAlias = NDArray[np.int32] | tuple[NDArray[np.int32], ...]
 @partial(jax.tree_util.register_dataclass, data_fields=["label", "dense", "keys"], meta_fields=[])
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Some clicks, as a pytree. On a device `keys` must be rows (`hashed`): JAX would truncate 64-bit keys.
+    """Some clicks, as a pytree. On a device `keys` are rows (`hash_keys`): JAX would truncate 64-bit keys.
 
     Arguments:
       label: 1 where there was a click, else 0; float32 `[b]`.
@@ -80,11 +80,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.label)
 
-    def between(self, start: int, stop: int) -> Batch:
+    def rows_between(self, start: int, stop: int) -> Batch:
         """The rows from `start` to `stop`."""
 
         def cut(keys: Any) -> Any:
-            return keys.between(start, stop) if isinstance(keys, Lists) else keys[start:stop]
+            return keys.rows_between(start, stop) if isinstance(keys, Lists) else keys[start:stop]
 
         keys = tuple(map(cut, self.keys)) if isinstance(self.keys, tuple) else cut(self.keys)
         return Batch(self.label[start:stop], self.dense[start:stop], keys)
@@ -97,11 +97,11 @@ def as_lists(keys: Keys | Rows) -> tuple[Lists, ...]:
     return tuple(Lists(column, np.arange(len(keys) + 1)) for column in np.ascontiguousarray(keys.T))
 
 
-def padded(keys: Keys, hotness: Sequence[int], dtype: type[np.integer] = np.int32) -> Keys | Rows:
+def pad_lists(keys: Keys, hotness: Sequence[int], dtype: type[np.integer] = np.int32) -> Keys | Rows:
     """Rows as a model takes them: lists become bags of fixed size."""
     if not isinstance(keys, tuple):
         return keys.astype(dtype)
-    return cast("Rows", tuple(x.padded(most).astype(dtype) for x, most in zip(keys, hotness, strict=True)))
+    return cast("Rows", tuple(x.pad(most).astype(dtype) for x, most in zip(keys, hotness, strict=True)))
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
@@ -138,9 +138,9 @@ def rebatch(batches: Iterable[Batch], size: int, *, drop_last: bool = False) -> 
             continue
         joined, full = concatenate(held), rows // size * size
         for start in range(0, full, size):
-            yield joined.between(start, start + size)
+            yield joined.rows_between(start, start + size)
         rows -= full
-        held = [joined.between(full, full + rows)] if rows else []
+        held = [joined.rows_between(full, full + rows)] if rows else []
     if rows and not drop_last:
         yield concatenate(held)
 
@@ -151,23 +151,23 @@ class Cuttable(Protocol):
     def __len__(self) -> int:
         """How many."""
 
-    def behind(self, rows: int) -> Self:
+    def drop(self, rows: int) -> Self:
         """Those behind the first ones."""
 
 
 R = TypeVar("R", bound=Cuttable)
 
 
-def behind(pieces: Iterable[R], rows: int) -> Generator[R, None, int]:
+def drop_rows(pieces: Iterable[R], rows: int) -> Generator[R, None, int]:
     """The pieces behind the first rows; returns how many of these they have too few for."""
     for piece in pieces:
         if rows < len(piece):
-            yield piece.behind(rows) if rows else piece
+            yield piece.drop(rows) if rows else piece
         rows = max(0, rows - len(piece))
     return rows
 
 
-def hashed(keys: Keys, sizes: Sequence[int]) -> Keys:
+def hash_keys(keys: Keys, sizes: Sequence[int]) -> Keys:
     """The rows of tables that keys are hashed to; different keys may share a row (Weinberger et al., 2009).
 
     Arguments:
@@ -180,7 +180,7 @@ def hashed(keys: Keys, sizes: Sequence[int]) -> Keys:
     Raises:
       ValueError: if the sizes are not one for each feature, or no int32 can name a table's rows.
 
-    >>> hashed(np.array([[0, 1], [2, 1]]), sizes=[1000, 10])
+    >>> hash_keys(np.array([[0, 1], [2, 1]]), sizes=[1000, 10])
     array([[535,   5],
            [110,   5]], dtype=int32)
     """

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from models.recommender.batch import Batch, behind, concatenate, rebatch
+from models.recommender.batch import Batch, concatenate, drop_rows, rebatch
 from models.recommender.columns import BadField, convert, unreadable
 from models.recommender.layout import CRITEO, DataError, Layout
 from sbp.errors import Problem
@@ -90,7 +90,7 @@ class Block:
     def __len__(self) -> int:
         return self.rows
 
-    def behind(self, rows: int) -> Block:
+    def drop(self, rows: int) -> Block:
         """What is behind the first rows."""
         return self.cut(rows)[1]
 
@@ -153,7 +153,7 @@ def blocks(
         if Path(path).suffix in PARQUET:
             skip = yield from _columns(str(path), layout, skip)
         else:
-            skip = yield from behind(_text(str(path), layout), skip)
+            skip = yield from drop_rows(_text(str(path), layout), skip)
     return skip
 
 
@@ -195,7 +195,7 @@ def _columns(path: str, layout: Layout, skip: int) -> Generator[Block, None, int
         ends = np.cumsum([file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)], dtype=int)
         group = int(np.searchsorted(ends, skip, side="right"))  # of the first row that is wanted
         before = int(ends[group - 1]) if group else 0
-        return (yield from behind(_records(file, group, before, path, layout), skip - before))
+        return (yield from drop_rows(_records(file, group, before, path, layout), skip - before))
 
 
 def _records(

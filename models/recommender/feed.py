@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.recommender import synthetic
-from models.recommender.batch import Batch, Keys, Lists, as_lists, behind, hashed, padded, rebatch
+from models.recommender.batch import Batch, Keys, Lists, as_lists, drop_rows, hash_keys, pad_lists, rebatch
 from models.recommender.layout import PREPARED, DataError, Layout, needs_pyarrow
 from models.recommender.stages import Flow, Stage
 from models.recommender.synthetic import Drawn, Piece, Teacher
@@ -59,7 +59,7 @@ class Data:
     hotness: tuple[int, ...] = ()
     tiered: bool = False
 
-    def refused(
+    def refusal(
         self, got: str, legal: str, fix: str, why: str = "models are trained by batches"
     ) -> DataError:
         """What to raise when these clicks cannot be taken."""
@@ -76,32 +76,32 @@ class Data:
         if self.learned:
             return replace(batch, keys=keys)
         if self.hashing:
-            keys = hashed(keys, self.sizes)
+            keys = hash_keys(keys, self.sizes)
         else:
             self._check_range(keys)
-        return replace(batch, keys=padded(keys, self.hotness, np.int64 if self.tiered else np.int32))
+        return replace(batch, keys=pad_lists(keys, self.hotness, np.int64 if self.tiered else np.int32))
 
     def _check_lists(self, batch: Batch) -> None:
         every = as_lists(batch.keys) if isinstance(batch.keys, tuple) else ()
         if self.hotness and len(self.hotness) != len(self.sizes):
             got, legal = f"{len(self.hotness)} numbers", f"{len(self.sizes)}: one for each feature"
-            raise self.refused(f"--hotness of {got}", legal, "one number for all", "each has its own bags")
+            raise self.refusal(f"--hotness of {got}", legal, "one number for all", "each has its own bags")
         for at, (feature, most) in enumerate(zip(every, self.hotness or [1] * len(every), strict=True), 1):
             longest = int(np.diff(feature.offsets).max(initial=0))
             if longest > most or not self.hotness:
                 got, legal = f"a list of {longest} keys in feature {at}", f"{most} at most"
                 why = "a bag has a fixed size on the devices" if self.hotness else "each feature has one key"
-                raise self.refused(got, legal, f"--hotness {max(longest, 2)}, or more", why)
+                raise self.refusal(got, legal, f"--hotness {max(longest, 2)}, or more", why)
 
     def _check_range(self, keys: Keys) -> None:
         for at, (feature, size) in enumerate(zip(as_lists(keys), self.sizes, strict=True), 1):
             wrong = feature.values[(feature.values < 0) | (feature.values >= size)]
             if len(wrong):
                 got, legal = f"key {wrong[0]} of feature {at}", f"0..{size - 1}"
-                raise self.refused(got, legal, "--rows N hashes keys", "keys are taken as rows of tables")
+                raise self.refusal(got, legal, "--rows N hashes keys", "keys are taken as rows of tables")
 
     def pieces(self, sources: Sequence[Source], skip: int = 0) -> Iterator[Any]:
-        """What `parsed` makes batches of; of files, what can be read without parsing it.
+        """What `parse_piece` makes batches of; of files, what can be read without parsing it.
 
         Arguments:
           skip: rows that are left out at the beginning: nobody draws or parses them.
@@ -111,7 +111,7 @@ class Data:
         """
         for source in sources:
             if isinstance(source, Drawn):
-                skip = yield from behind(source.pieces(), skip)
+                skip = yield from drop_rows(source.pieces(), skip)
                 continue
             with needs_pyarrow():
                 from models.recommender import criteo
@@ -119,10 +119,10 @@ class Data:
 
     def batches(self, sources: Sequence[Source], size: int, stop: int) -> Iterator[Batch]:
         """The first `stop` full batches, with rows, of one thread."""
-        found = rebatch(map(parsed, self.pieces(sources)), size, drop_last=True)
+        found = rebatch(map(parse_piece, self.pieces(sources)), size, drop_last=True)
         return map(self.rows, islice(found, stop))
 
-    def first(self, size: int) -> Batch:
+    def first_batch(self, size: int) -> Batch:
         """The first batch of the training.
 
         Raises:
@@ -130,10 +130,10 @@ class Data:
         """
         for batch in self.batches(self.train, size, 1):
             return batch
-        raise self.refused(f"fewer than {size:,} rows", "one batch or more", "a smaller --batch")
+        raise self.refusal(f"fewer than {size:,} rows", "one batch or more", "a smaller --batch")
 
 
-def parsed(piece: Any) -> Batch:
+def parse_piece(piece: Any) -> Batch:
     """The batch of a piece; of several threads each may parse another one."""
     if isinstance(piece, Piece):
         return piece.draw()
@@ -142,7 +142,9 @@ def parsed(piece: Any) -> Batch:
     return criteo.parse(piece)
 
 
-def made(samples: int, held_out: int, seed: int, rows: int | None = None, keys: int | None = None) -> Data:
+def make_data(
+    samples: int, held_out: int, seed: int, rows: int | None = None, keys: int | None = None
+) -> Data:
     """The synthetic set.
 
     Arguments:
@@ -153,9 +155,9 @@ def made(samples: int, held_out: int, seed: int, rows: int | None = None, keys: 
       keys: about so many in all; None for those of `CARDINALITIES`.
     """
     if keys is None:
-        teacher = Teacher.planted(seed=seed)
+        teacher = Teacher.plant(seed=seed)
     else:
-        teacher = Teacher.planted(synthetic.cardinalities(keys), seed=seed, hashed=True)
+        teacher = Teacher.plant(synthetic.cardinalities(keys), seed=seed, hashed=True)
     train, test = Drawn(teacher, samples), Drawn(teacher, held_out, start=HELD_OUT)
     sizes = tuple(min(size, rows or size) for size in teacher.cardinalities)
     name = f"{synthetic.NAME} (seed {seed})"
@@ -196,9 +198,9 @@ def flow(
       skip: how many batches are left out at the beginning.
     """
     stages = [
-        Stage("parse", parsed, workers=workers.parse),
+        Stage("parse", parse_piece, workers=workers.parse),
         Stage("batch", stream=cut),
-        Stage("hash, copy", lambda batch: copy(filled(data.rows(batch), size)), workers=workers.copy),
+        Stage("hash, copy", lambda batch: copy(fill_batch(data.rows(batch), size)), workers=workers.copy),
     ]
     return Flow(data.pieces(sources, skip * size), stages, names=("read", name))
 
@@ -230,7 +232,7 @@ def as_it_is(batch: Batch) -> Batch:
     return batch
 
 
-def copied(batch: Batch) -> Batch:
+def copy_batch(batch: Batch) -> Batch:
     """The batch on one device."""
     return jax.block_until_ready(jax.device_put(batch))
 
@@ -266,7 +268,7 @@ def rest(size: int, samples: int) -> Cut:
     def cut(parsed: Iterator[Batch]) -> Iterator[Batch]:
         left = samples
         for batch in rebatch(parsed, size):
-            own = batch.between(0, min(left, len(batch)))
+            own = batch.rows_between(0, min(left, len(batch)))
             left -= len(own)
             yield own
             if not left:
@@ -275,7 +277,7 @@ def rest(size: int, samples: int) -> Cut:
     return cut
 
 
-def filled(batch: Batch, size: int) -> Batch:
+def fill_batch(batch: Batch, size: int) -> Batch:
     """A batch with rows of nobody up to a size."""
     missing = size - len(batch)
     if not missing:
@@ -294,7 +296,7 @@ def filled(batch: Batch, size: int) -> Batch:
     )
 
 
-def scored(
+def score(
     clicks: Flow, scorer: Callable[[Batch], jax.Array], first: Batch
 ) -> Iterator[tuple[Batch, jax.Array]]:
     """Batches and their scores.
@@ -309,6 +311,6 @@ def scored(
             yield batch, scorer(batch)
 
 
-def nothing(_: int) -> Flow:
+def no_batches(_: int) -> Flow:
     """The batches of a feed that nobody draws from."""
     return Flow(())

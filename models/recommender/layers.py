@@ -28,7 +28,7 @@ class Inputs:
     width: int
 
     @property
-    def joined(self) -> int:
+    def joint_width(self) -> int:
         """The width of `side_by_side`."""
         return self.dense + self.features * self.width
 

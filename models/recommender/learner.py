@@ -118,7 +118,7 @@ def collection_of(
     return collection(sizes, width, LAYOUTS[layout](devices), devices, hotness)
 
 
-def chosen(
+def choose_layouts(
     sizes: Sequence[int],
     width: int,
     batch: int,

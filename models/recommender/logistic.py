@@ -49,7 +49,7 @@ def fit(batches: Iterable[Batch], sizes: Sequence[int], dense: int, lr: float = 
     """The weights after one pass of Adagrad (Duchi et al., 2011) over batches of one size.
 
     Arguments:
-      batches: with rows as `keys` (`hashed`).
+      batches: with rows as `keys` (`hash_keys`).
       sizes: the rows of each table.
       dense: the number of dense features.
       lr: the learning rate.

@@ -114,7 +114,7 @@ class Score:
         return Score(clicks.auc(), clicks.log_loss(), len(clicks))
 
 
-def shown(scores: Mapping[str, Score], name: str) -> str:
+def scores_table(scores: Mapping[str, Score], name: str) -> str:
     """A table of who predicted how well.
 
     Arguments:

@@ -83,7 +83,7 @@ class PlantedFeature:
     factor: NDArray[np.float32]
 
     @staticmethod
-    def drawn(size: int, exponent: float, rank: int, random: np.random.Generator) -> PlantedFeature:
+    def at_random(size: int, exponent: float, rank: int, random: np.random.Generator) -> PlantedFeature:
         """A random feature with `size` keys."""
         popularity = np.arange(1, size + 1) ** -exponent
         effect, factors = random.normal(size=size), random.normal(size=(size, rank))
@@ -122,7 +122,7 @@ class HashedFeature:
 
     Arguments:
       size: how many keys.
-      exponent: of Zipf's law, as of `Teacher.planted`; not 1.
+      exponent: of Zipf's law, as of `Teacher.plant`; not 1.
       rank: the width of the factors.
       seed: of the hashes.
     """
@@ -163,7 +163,7 @@ class HashedFeature:
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """Who decides the synthetic clicks; made by `Teacher.planted`.
+    """Who decides the synthetic clicks; made by `Teacher.plant`.
 
     Its logit is the sum of an effect of each key, of the products of all pairs of factors (a factorization
     machine; Rendle, 2010), in which the dense features take part as one factor more, and of a linear part. A
@@ -176,7 +176,7 @@ class Teacher:
     seed: int
 
     @staticmethod
-    def planted(
+    def plant(
         cardinalities: Sequence[int] = CARDINALITIES,
         *,
         dense: int = DENSE,
@@ -200,7 +200,7 @@ class Teacher:
         features: tuple[Feature, ...] = tuple(
             HashedFeature(size, exponent, rank, seed * 101 + i)
             if hashed
-            else PlantedFeature.drawn(size, exponent, rank, random)
+            else PlantedFeature.at_random(size, exponent, rank, random)
             for i, size in enumerate(cardinalities)
         )
         linear, factors = random.normal(size=dense), random.normal(size=(dense, rank))
@@ -263,13 +263,13 @@ class Piece:
     def __len__(self) -> int:
         return self.size - self.first
 
-    def behind(self, rows: int) -> Piece:
+    def drop(self, rows: int) -> Piece:
         """The same without as many rows more."""
         return replace(self, first=self.first + rows)
 
     def draw(self) -> Batch:
         """The batch."""
-        return self.teacher.batch(self.size, self.index).between(self.first, self.size)
+        return self.teacher.batch(self.size, self.index).rows_between(self.first, self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +335,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options.add_argument("--start", type=int, default=0, help="batch of the teacher to begin with")
     options.add_argument("--seed", type=int, default=0, help="of the teacher")
     args = options.parse_args(argv)
-    write(args.path, Teacher.planted(seed=args.seed), args.samples, start=args.start)
+    write(args.path, Teacher.plant(seed=args.seed), args.samples, start=args.start)
     print(f"{args.samples:,} {NAME}: {args.path}")
 
 

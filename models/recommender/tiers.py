@@ -13,7 +13,7 @@ import numpy as np
 
 import sbp
 from models.recommender.batch import Batch
-from models.recommender.feed import Data, Feed, nothing
+from models.recommender.feed import Data, Feed, no_batches
 from models.recommender.learner import Learner, features
 from models.recommender.stages import Flow
 from sbp.options import bytes_of
@@ -73,7 +73,7 @@ class Tiers:
     tiered: Tiered
     whole: Callable[[], Collection]
 
-    def fed(self, clicks: Callable[[int], Flow]) -> TierClicks:
+    def feed(self, clicks: Callable[[int], Flow]) -> TierClicks:
         """The batches of a training.
 
         Arguments:
@@ -81,11 +81,11 @@ class Tiers:
         """
         return TierClicks(self.tiered, Feed(clicks))
 
-    def scored(
+    def score(
         self, clicks: Flow, scorer: Callable[[PyTree, Batch], jax.Array], state: PyTree
     ) -> Iterator[tuple[Batch, jax.Array]]:
         """Batches and their scores; rows come for them as they do in a training."""
-        feed = self.fed(lambda _: clicks)
+        feed = self.feed(lambda _: clicks)
         with feed.batches_from(0) as batches:
             for step, batch in enumerate(batches, 1):
                 state = feed.state_for(step, state)
@@ -97,7 +97,7 @@ class Tiers:
         every = {n: self.tiered.read(state, n, np.arange(t.vocabulary_size)) for n, t in tables.items()}
         return {n: jax.tree.leaves(tree[0])[0] for n, tree in every.items()}
 
-    def elsewhere(self, folder: Path) -> Tiers:
+    def at_folder(self, folder: Path) -> Tiers:
         """The same tables without rows."""
         given = self.tiered
         made = Tiered(
@@ -152,7 +152,7 @@ def tiers_of(
             batches=args.pass_batches,
         )
 
-    batch = data.first(args.batch)
+    batch = data.first_batch(args.batch)
 
     def needed(device: float) -> float:
         """What a step takes of a device."""
@@ -162,7 +162,7 @@ def tiers_of(
         args_of = (
             params,
             jax.eval_shape(of.init_state, params),
-            TierClicks(tiered, Feed(nothing)).example(batch),
+            TierClicks(tiered, Feed(no_batches)).example(batch),
         )
         step = sbp.compile(of.step, placement, in_sbp=of.in_sbp(placement), donate_argnums=(0, 1))
         return float(step_bytes(step.lower(*args_of).compile()))

@@ -28,10 +28,10 @@ from models.recommender.learner import (
     OPTIMIZERS,
     Learner,
     Model,
-    chosen,
+    choose_layouts,
     collection_of,
 )
-from models.recommender.metrics import Clicks, Score, shown
+from models.recommender.metrics import Clicks, Score, scores_table
 from models.recommender.options import CHECKED, HASHED_ROWS, parser
 from models.recommender.pace import SHOWN, Pace
 from models.recommender.stages import Flow
@@ -126,7 +126,7 @@ def _tables(args: argparse.Namespace, data: Data, placement: Placement, by_rows:
     """The tables of the command line; what was chosen is printed with its reasons."""
     if args.table != AUTO:
         return collection_of(data.sizes, args.width, args.table, placement.size, data.hotness)
-    choice = chosen(data.sizes, args.width, args.batch, placement, by_rows, data.hotness)
+    choice = choose_layouts(data.sizes, args.width, args.batch, placement, by_rows, data.hotness)
     train.speaker()(f"{choice}\n")
     return choice.collection()
 
@@ -152,7 +152,7 @@ def _clicks(args: argparse.Namespace) -> Data:
     """The files of the command line, or synthetic ones."""
     if not args.data:
         samples = args.batch * args.steps if args.samples is None else args.samples
-        return feed.made(samples, args.held_out, args.seed, args.rows, args.keys)
+        return feed.make_data(samples, args.held_out, args.seed, args.rows, args.keys)
     layout = PREPARED if args.prepared else CRITEO
     sizes = (args.rows or HASHED_ROWS,) * len(layout.categorical)
     name = f"{len(args.data)} files" if len(args.data) > 1 else args.data[0]
@@ -180,10 +180,10 @@ class Run:
         exchange = sbp.options.ExchangeOptions(count_keys=asked.count_keys, prefetch=asked.prefetch)
         options = sbp.Options(exchange=exchange)
         step = sbp.compile(self._step, self.placement, in_sbp=every, donate_argnums=(0, 1), options=options)
-        batch, start = self.data.first(self.args.batch), self._start()
+        batch, start = self.data.first_batch(self.args.batch), self._start()
         first = (batch,) if self.vocabularies is None else self.vocabularies.empty().learn(batch)
         if self.tiers is not None:
-            first = (self.tiers.fed(feed.nothing).example(batch),)
+            first = (self.tiers.feed(feed.no_batches).example(batch),)
         plan = step.plan(*start, *first)
         if jax.process_index() == 0:
             plan.save(str(out / "plan.html"))
@@ -197,7 +197,7 @@ class Run:
             "save_every": self.args.save_every,
             "log": train.logs(self.args),
         }
-        done = self.trained(step, start, copy, str(self.placement), self.args.steps, **saving)
+        done = self.run_training(step, start, copy, str(self.placement), self.args.steps, **saving)
         self.say("\n".join(map(str, step.key_counts())) + "\n" if self.args.count_keys else "", end="")
         losses = [row["loss"] for row in done.history]
         result = Result(done.state[0], losses, plan, {}, None, done.step - len(losses))
@@ -206,7 +206,7 @@ class Run:
         if not done.is_done:
             self.say("asked to end; --resume goes on")
             return result
-        difference = self.compared(step, copy) if self.args.check else None
+        difference = self.compare(step, copy) if self.args.check else None
 
         scorer = sbp.compile(self.learner.scores, self.placement, in_sbp=(in_sbp[0], in_sbp[2]))
         copy = self._looked_up(copy, self.vocabularies)
@@ -215,12 +215,12 @@ class Run:
             placed, _ = scorer.place(done.state[0], copy(batch))
             scored = self._scored(partial(scorer, placed), copy)
         else:
-            scored, copy = partial(self.tiers.scored, scorer=scorer, state=done.state), feed.as_it_is
-        scores = {name: self.evaluated(name, scored, copy, done.step)}
+            scored, copy = partial(self.tiers.score, scorer=scorer, state=done.state), feed.as_it_is
+        scores = {name: self.evaluate(name, scored, copy, done.step)}
         if self.args.alone or (self.args.alone is None and not self.args.data and self.tiers is None):
             scores[f"{name} on one device"] = self.alone_scored(done.step)
         scores |= self.others(done.step)
-        self.say(shown(scores, self.data.name))
+        self.say(scores_table(scores, self.data.name))
         return replace(result, scores=scores, difference=difference)
 
     def _start(self) -> tuple[PyTree, PyTree]:
@@ -255,15 +255,15 @@ class Run:
             cut = feed.full(self.args.batch, steps - first)
             return self._flow(self.data.train, cut, copy, "train", first)
 
-        if self.tiers is not None and copy is not feed.copied:
-            return self.tiers.fed(lambda n: begun(n, feed.as_it_is))
+        if self.tiers is not None and copy is not feed.copy_batch:
+            return self.tiers.feed(lambda n: begun(n, feed.as_it_is))
         if known is None:
             return feed.Feed(begun)
         return LearningFeed(
             lambda n: Learning(begun(n, lambda batch: batch), known, copy), vocabularies=known
         )
 
-    def trained(
+    def run_training(
         self,
         step: sbp.Program[..., Any],
         start: tuple[PyTree, PyTree],
@@ -290,9 +290,9 @@ class Run:
     def alone_scored(self, steps: int) -> Score:
         """The score of the same model, trained by as many steps on one device."""
         learner, known = self._whole, self._empty()
-        params, _ = self.alone(self._alone_start(), steps, known)
-        copy = self._looked_up(feed.copied, known)
-        return self.evaluated(
+        params, _ = self.run_alone(self._alone_start(), steps, known)
+        copy = self._looked_up(feed.copy_batch, known)
+        return self.evaluate(
             "one device", self._scored(partial(jax.jit(learner.scores), params), copy), copy, steps
         )
 
@@ -303,9 +303,9 @@ class Run:
 
     def _scored(self, scorer: Callable[[Batch], jax.Array], copy: feed.Copy) -> Scored:
         """What scores batches."""
-        return partial(feed.scored, scorer=scorer, first=copy(self.data.first(self.args.batch)))
+        return partial(feed.score, scorer=scorer, first=copy(self.data.first_batch(self.args.batch)))
 
-    def alone(
+    def run_alone(
         self, start: tuple[PyTree, PyTree], steps: int, known: Vocabularies | None
     ) -> tuple[PyTree, list[float]]:
         """Parameters and losses of the first steps on one device, in a plain loop."""
@@ -313,7 +313,7 @@ class Run:
         learner = self._whole
         once = jax.jit(learner.step if known is None else learner.reset_step, donate_argnums=(0, 1))
         (params, state), losses, pace = start, list[float](), Pace(self.say, -(-steps // SHOWN))
-        with self._feed(feed.copied, steps, known).batches_from(0) as batches:
+        with self._feed(feed.copy_batch, steps, known).batches_from(0) as batches:
             for batch in batches:
                 params, state, loss = once(params, state, *(batch if isinstance(batch, tuple) else (batch,)))
                 losses.append(float(loss))
@@ -321,7 +321,7 @@ class Run:
         pace.end(batches, self.args.batch)
         return params, losses
 
-    def compared(self, step: sbp.Program[..., Any], copy: feed.Copy) -> train.Difference:
+    def compare(self, step: sbp.Program[..., Any], copy: feed.Copy) -> train.Difference:
         """The first steps once more, distributed and on one device, and how far apart these two end.
 
         In 64 bits: Adam and Adagrad divide a gradient by its own size, and a ReLU has a corner, so the
@@ -330,7 +330,7 @@ class Run:
         with tempfile.TemporaryDirectory() as folder:
             if self.tiers is None:
                 return self._compared(step, copy)
-            tiers = self.tiers.elsewhere(Path(folder))
+            tiers = self.tiers.at_folder(Path(folder))
             with tiers.tiered:
                 return replace(self, tiers=tiers)._compared(step, copy)
 
@@ -340,9 +340,9 @@ class Run:
         with jax.enable_x64(True):
             params, state = (jax.tree.map(_doubled, tree) for tree in start)
             where = f"{self.placement}, in 64 bits"
-            done = self.trained(step, (params, state), copy, where, steps, known=self._empty())
+            done = self.run_training(step, (params, state), copy, where, steps, known=self._empty())
             losses = [row["loss"] for row in done.history]
-            alone, expected = self.alone(jax.tree.map(_doubled, first), steps, self._empty())
+            alone, expected = self.run_alone(jax.tree.map(_doubled, first), steps, self._empty())
             here, there = done.state[0], jax.device_get(alone)
             if self.tiers is not None:  # by table: stacks of slots are others than those of rows
                 rows, whole = self.tiers.rows(done.state), self.tiers.whole()
@@ -355,7 +355,7 @@ class Run:
     def _empty(self) -> Vocabularies | None:
         return None if self.vocabularies is None else self.vocabularies.empty()
 
-    def evaluated(self, name: str, scored: Scored, copy: feed.Copy, trained: int) -> Score:
+    def evaluate(self, name: str, scored: Scored, copy: feed.Copy, trained: int) -> Score:
         """The score of what predicts, on held-out clicks.
 
         Arguments:
@@ -371,7 +371,7 @@ class Run:
             real = label != feed.NOBODY
             clicks.add(label[real], logits[real])
         if not len(clicks):
-            raise self.data.refused("no clicks after the training", "some", "--test FILE, or fewer --steps")
+            raise self.data.refusal("no clicks after the training", "some", "--test FILE, or fewer --steps")
         self.say(f"evaluation of {name}\n{batches}\n")
         return Score.of(clicks)
 
@@ -383,7 +383,7 @@ class Run:
             batches = self.data.batches(self.data.train, self.args.batch, trained)
             weights = logistic.fit(batches, sizes, len(self.data.layout.dense))
             scorer = jax.jit(partial(logistic.logits, weights, sizes=sizes))
-            found[name] = self.evaluated(name, self._scored(scorer, feed.copied), feed.copied, trained)
+            found[name] = self.evaluate(name, self._scored(scorer, feed.copy_batch), feed.copy_batch, trained)
         if self.data.teacher is not None:
             clicks = Clicks()
             for label, logits in feed.truth(self.data.teacher, self.args.held_out):

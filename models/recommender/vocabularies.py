@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from models.recommender.batch import Batch, Lists, as_lists, padded
+from models.recommender.batch import Batch, Lists, as_lists, pad_lists
 from models.recommender.feed import Copy, Feed
 from models.recommender.stages import Flow
 from sbp.runtime.embedding import (
@@ -79,7 +79,7 @@ class Vocabularies:
         if not self.hotness:
             return replace(batch, keys=np.stack(rows, axis=1))
         found = tuple(Lists(r, x.offsets - x.offsets[0]) for r, x in zip(rows, lists, strict=True))
-        return replace(batch, keys=padded(found, self.hotness))
+        return replace(batch, keys=pad_lists(found, self.hotness))
 
     def empty(self) -> Vocabularies:
         """Others without a key."""

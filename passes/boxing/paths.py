@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.compat import core
-from sbp.compat.machine_code import compiled
+from sbp.compat.machine_code import compile_loops
 from sbp.compat.untyped import DType
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.moves import Move, makes_sum
@@ -55,7 +55,7 @@ def shortest_seconds(n: int, ends: NDArray[np.int64], seconds: Array, fills: Boo
     return np.ascontiguousarray(np.concatenate([filled, strict]).T)
 
 
-@compiled
+@compile_loops
 def _enter(before: Array, after: Array, ends: NDArray[np.int64], seconds: Array) -> None:
     """Lowers `after[j]` to `before[k]` and a move from k to j, for each move."""
     for move in range(seconds.size):
@@ -65,7 +65,7 @@ def _enter(before: Array, after: Array, ends: NDArray[np.int64], seconds: Array)
             after[target, column] = cost if cost < after[target, column] else after[target, column]
 
 
-@compiled
+@compile_loops
 def _relax(table: Array, ends: NDArray[np.int64], seconds: Array) -> None:
     """Lowers rows by moves from other rows, until no move lowers any (Bellman, 1958).
 

@@ -37,7 +37,7 @@ def explain(
     """
     physical, graph = takes.physical, takes.physical.graph
     reasons = Reasons(physical, Names(graph, *paths))
-    step, sending = takes.scheduled, communication_steps(physical)
+    step, sending = takes.schedule, communication_steps(physical)
     collectives = tuple(
         _moved(row_name(i), s, n, takes, reasons, step)
         if isinstance(s, Box)

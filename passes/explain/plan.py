@@ -89,7 +89,7 @@ class Replans(Protocol):
     def rows_choices(
         self, plan: PlanData, rows: Sequence[Collective], most: int, time_limit_seconds: float
     ) -> Iterator[tuple[Collective, RowChoices]]:
-        """The same of the tensors of rows of the plan, as `merged` has them, and what to write to do without
+        """The same of the tensors of rows of `merged_collectives`, and what to write to do without
         each; as many rows as there is time for."""
 
     def hold(self, plan: PlanData, name: str, nd: NdSbp) -> PlanData:

@@ -32,7 +32,7 @@ def figures_of_program(takes: Evaluator) -> PlanFigures:
         how.times * (takes.box_bytes(what) if isinstance(what, Box) else what.communication.wire_bytes)
         for what, how in communication_steps(takes.physical)
     )
-    return PlanFigures(takes.seconds(), takes.scheduled.seconds, sent, takes.peak_bytes())
+    return PlanFigures(takes.seconds(), takes.schedule.seconds, sent, takes.peak_bytes())
 
 
 def with_bounds(

@@ -184,7 +184,7 @@ class Evaluator:
         return part_seconds(steps, kept, self) if self.hides else self.seconds(steps)
 
     @cached_property
-    def scheduled(self) -> ScheduledStep:
+    def schedule(self) -> ScheduledStep:
         """The same of the whole program, nearer to what XLA makes of it, and found more slowly."""
         if not self.hides:
             return ScheduledStep(self.seconds(), self._alone())
@@ -243,7 +243,7 @@ class Evaluator:
         for turn, step in self._peak.begun:
             taken[turn + 1] += self.together_seconds(step)
         *ends, total = itertools.accumulate(taken)
-        scale = self.scheduled.seconds / total if total else 0.0
+        scale = self.schedule.seconds / total if total else 0.0
         return [scale * seconds for seconds in ends]
 
     def trip_course(self, loop: Border, k: int) -> TripCourse:

@@ -85,7 +85,7 @@ class Clock:
         Arguments:
           beyond_seconds: what others take for what it sends and is sent.
         """
-        run = takes.scheduled
+        run = takes.schedule
         sent, exposed, talked, waited = (defaultdict[int, float](float) for _ in range(4))
         # What ops that run again make is none of the program's values: the search has other ids for it.
         known, serial = len(self.candidates.graph.values), 0.0

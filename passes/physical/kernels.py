@@ -83,7 +83,7 @@ class Kernels:
     by_rows: Mapping[Buffer, Collection[int]] = field(default_factory=dict)
     known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
-    def once(self, key: Hashable, find: Callable[[], Found]) -> Found:
+    def memo(self, key: Hashable, find: Callable[[], Found]) -> Found:
         """What was found under a key, or is found now.
 
         Arguments:

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sbp.compat.machine_code import compiled
+from sbp.compat.machine_code import compile_loops
 
 Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int64]
@@ -63,7 +63,7 @@ class WalkState(NamedTuple):
     since: Floats
 
 
-@compiled
+@compile_loops
 def walk_state(ops: HidingArrays) -> WalkState:
     """What is known at the end."""
     n = ops.seconds.size
@@ -82,7 +82,7 @@ def walk_state(ops: HidingArrays) -> WalkState:
     return found
 
 
-@compiled
+@compile_loops
 def last_wait(x: WalkState, waits: Integers) -> int:
     """The place among some collectives of the one that ends the longest chain."""
     place = 0
@@ -93,7 +93,7 @@ def last_wait(x: WalkState, waits: Integers) -> int:
     return place
 
 
-@compiled
+@compile_loops
 def freed_count(ops: HidingArrays, x: WalkState, i: int) -> int:
     """How many tensors nobody needs before op i."""
     found = int(ops.arguments[i])
@@ -102,7 +102,7 @@ def freed_count(ops: HidingArrays, x: WalkState, i: int) -> int:
     return found
 
 
-@compiled
+@compile_loops
 def next_now(
     ops: HidingArrays, x: WalkState, kernels: Integers, time: float, left: float, in_flight: bool
 ) -> int:
@@ -137,7 +137,7 @@ def next_now(
     return place
 
 
-@compiled
+@compile_loops
 def next_soon(ops: HidingArrays, x: WalkState, kernels: Integers, in_flight: bool) -> int:
     """The place among some kernels of the one that may run first; `NONE` if none may."""
     place = NONE
@@ -159,7 +159,7 @@ def next_soon(ops: HidingArrays, x: WalkState, kernels: Integers, in_flight: boo
     return place
 
 
-@compiled
+@compile_loops
 def begins_first(x: WalkState, kernels: Integers, flight: int) -> bool:
     """Whether a collective that is hidden begins before any of some kernels."""
     longest = 0.0
@@ -168,7 +168,7 @@ def begins_first(x: WalkState, kernels: Integers, flight: int) -> bool:
     return bool(x.before[flight] > 0 and x.before[flight] >= longest)
 
 
-@compiled
+@compile_loops
 def walk(ops: HidingArrays, edge_seconds: float) -> Integers:
     """What happens, from the end: `2 * i + 1` where op i begins or runs, `2 * i` where collective i is waited
     for.

@@ -40,7 +40,7 @@ def turned_tensors(k: Kernels, sizes: ShardSizes, taken: Collection[Buffer]) -> 
     """
     found: dict[Version, Buffer] = {}
     updates: dict[Version, list[Buffer]] = {}
-    for t, origin in k.once("origins", lambda: _origins(k, sizes)):
+    for t, origin in k.memo("origins", lambda: _origins(k, sizes)):
         if origin == t.version:
             found[origin] = t
         elif t in taken:

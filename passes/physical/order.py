@@ -173,7 +173,7 @@ def known_places(
 ) -> Sequence[float]:
     """The same as `places_of`, looked for once."""
     key = "places", frozenset(elsewhere), tuple(together), hastens
-    return k.once(key, lambda: places_of(k, elsewhere, together, hastens))
+    return k.memo(key, lambda: places_of(k, elsewhere, together, hastens))
 
 
 def places_of(

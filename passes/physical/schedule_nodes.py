@@ -94,14 +94,14 @@ def _units(
 ) -> Sequence[tuple[int, ...]]:
     """The kernels that run as one, and all others by themselves, each after those that it waits for."""
     sent = tuple(together)
-    sets = [*together, *k.once(("siblings", sent), lambda: _siblings(k, {i for some in sent for i in some}))]
+    sets = [*together, *k.memo(("siblings", sent), lambda: _siblings(k, {i for some in sent for i in some}))]
 
     def ordered() -> list[tuple[int, ...]]:
         running = (tuple(i for i in members if k.runs(i)) for members in units_in_order(k.makers, sets))
         return [members for members in running if members]
 
     if numbers is None:
-        return k.once(("units", sent), ordered)
+        return k.memo(("units", sent), ordered)
     by_section = (sorted(members, key=lambda i: (numbers.get(i, 0), i)) for members in sets)
     sets = [tuple(some) for each in by_section for _, some in groupby(each, lambda i: numbers.get(i, 0))]
     return ordered()
@@ -113,7 +113,7 @@ def hiding_ops(
     """The same for the scheduler, and then what is read under other shapes; `later` are ids of ops that need
     nothing of this trip of a loop."""
     key = "waiting", in_loop, frozenset(later), tuple((n.reads, n.makes) for n in nodes)
-    found = k.once(key, lambda: _waiting(k, nodes, later, in_loop))
+    found = k.memo(key, lambda: _waiting(k, nodes, later, in_loop))
     times = [(n.seconds, n.sends, n.holds_wires, n.position) for n in nodes]
     # What is read under another shape is there with what makes it.
     times += [(0.0, False, False, nodes[makers[0]].position) for makers, _ in found[len(nodes) :]]
@@ -213,7 +213,7 @@ def sent_together(k: Kernels) -> list[tuple[int, ...]]:
     They are looked for in the order in which results need them, the first result first
     (`HloComputation::MakeInstructionPostOrder`).
     """
-    return k.once("sent together", lambda: _sent_together(k))
+    return k.memo("sent together", lambda: _sent_together(k))
 
 
 def _sent_together(k: Kernels) -> list[tuple[int, ...]]:

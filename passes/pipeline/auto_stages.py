@@ -224,7 +224,7 @@ def balance(
     """
     at, p, size = _places(line, len(placements)), len(placements), placements[0].size
     count = len(at) - 1
-    near = [hardware.between(a.ranks, b.ranks) for a, b in pairwise(placements)]
+    near = [hardware.link_between(a.ranks, b.ranks) for a, b in pairwise(placements)]
     link = min(near, key=lambda x: x.bytes_per_second, default=hardware.links[0])
     crossing = line.crossing[at]
     # Every cut has the same latency; and what a stage sends can be on its way while it computes.

@@ -88,7 +88,7 @@ class StageFlow:
 def runs_of_ranks(ranks: Sequence[int]) -> list[tuple[int, int]]:
     """Ranks without repetitions, each with how often it comes in a row.
 
-    >>> collapsed((0, 1, 1, 0))
+    >>> runs_of_ranks((0, 1, 1, 0))
     [(0, 1), (1, 2), (0, 1)]
     """
     return [(rank, len(list(same))) for rank, same in groupby(ranks)]

@@ -158,7 +158,7 @@ class _Planning:
     def way(self, places: Sequence[int], stacked: bool) -> BoundaryCost:
         """From the first of some placements to each of the others, or the other way."""
         here, *others = (self.where.placements[p] for p in places)
-        links = [self.asked.hardware(here).between(here.ranks, other.ranks) for other in others]
+        links = [self.asked.hardware(here).link_between(here.ranks, other.ranks) for other in others]
         seconds_per_byte = sum(1 / link.bytes_per_second for link in links)
         # A stack goes micro-batch by micro-batch, each as it lies in the loop.
         return BoundaryCost(seconds_per_byte, (0,), True) if stacked else BoundaryCost(seconds_per_byte)

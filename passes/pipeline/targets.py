@@ -26,7 +26,7 @@ _OUTSIDE = {Phase.BEFORE: "before the micro-batches", Phase.AFTER: "update"}
 def stack_sbp(nd: NdSbp) -> NdSbp:
     """How the stack of all micro-batches lies where each of them lies so.
 
-    >>> stacked((Split(0), Split(2)))
+    >>> stack_sbp((Split(0), Split(2)))
     (S(1), S(3))
     """
     return tuple(Split(s.dim + 1) if isinstance(s, Split) else s for s in nd)
@@ -35,7 +35,7 @@ def stack_sbp(nd: NdSbp) -> NdSbp:
 def slice_sbp(nd: NdSbp) -> NdSbp | None:
     """The other way; None where the micro-batches themselves are split.
 
-    >>> unstacked((Split(1), Split(3))), unstacked((Split(0),))
+    >>> slice_sbp((Split(1), Split(3))), slice_sbp((Split(0),))
     ((S(0), S(2)), None)
     """
     if any(isinstance(s, Split) and s.dim == 0 for s in nd):

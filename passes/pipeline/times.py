@@ -84,7 +84,7 @@ class TransferTime:
     def seconds(self, stages: Stages) -> float:
         """The estimated time on the way, once."""
         source, target = (stages.plans[i] for i in (self.source, self.target))
-        link = source.hardware.between(source.placement.ranks, target.placement.ranks)
+        link = source.hardware.link_between(source.placement.ranks, target.placement.ranks)
         return link.latency_seconds + self.wire_bytes / link.bytes_per_second
 
 

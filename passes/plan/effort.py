@@ -45,7 +45,7 @@ class Effort:
 
     >>> effort = Effort().at_most(2.0)
     >>> effort.count.add(1.5)
-    >>> effort.left, effort.at_most(9.0).left, effort.part(0.5).left, effort.is_spent
+    >>> effort.seconds_left, effort.at_most(9.0).seconds_left, effort.part(0.5).seconds_left, effort.is_spent
     (0.5, 0.5, 0.25, False)
     """
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sbp.compat.machine_code import compiled
+from sbp.compat.machine_code import compile_loops
 from sbp.passes.plan import constants
 from sbp.passes.plan.budget import FlatBudget
 from sbp.passes.plan.effort import Effort
@@ -59,7 +59,7 @@ def workplace(flat: FlatNetwork, budget: FlatBudget, seed: int, part: Table | No
     return Workplace(inside, near, beside, order, frontier, above, before, score, change, part, random, move)
 
 
-@compiled
+@compile_loops
 def price_loads(budget: FlatBudget, prices: Table, theta: Table, offsets: Indices) -> None:
     """Adds to the costs of nodes what their bytes cost at these prices per byte and time."""
     until = np.zeros(prices.size + 1)
@@ -73,7 +73,7 @@ def price_loads(budget: FlatBudget, prices: Table, theta: Table, offsets: Indice
                     theta[offsets[node] + state] += price * budget.bytes[budget.at[load] + state]
 
 
-@compiled
+@compile_loops
 def use_of(budget: FlatBudget, states: Indices) -> Table:
     """Bytes alive at each time."""
     change = np.zeros(budget.room.size + 1)
@@ -85,14 +85,14 @@ def use_of(budget: FlatBudget, states: Indices) -> Table:
     return np.cumsum(change)[:-1]
 
 
-@compiled
+@compile_loops
 def draw(work: Workplace, below: int) -> int:
     """A random number from 0 to `below` - 1 (a linear congruential generator, its upper bits)."""
     work.random[0] = (work.random[0] * 1103515245 + 12345) & 0x7FFFFFFFFFFF
     return int((work.random[0] >> 16) % below)
 
 
-@compiled
+@compile_loops
 def grow(flat: FlatNetwork, work: Workplace, most: int, among: Indices, roots: int, scatter: int) -> int:
     """Takes up to `most` nodes without a cycle, around random roots of some nodes; returns how many.
 
@@ -138,7 +138,7 @@ def grow(flat: FlatNetwork, work: Workplace, most: int, among: Indices, roots: i
     return taken
 
 
-@compiled
+@compile_loops
 def choose_on(flat: FlatNetwork, theta: Table, work: Workplace, taken: int, states: Indices) -> None:
     """Cheapest states of the nodes taken, given all others; what they were is left in `before`."""
     move, offsets, pool = work.move[0], flat.offsets, flat.pool
@@ -187,7 +187,7 @@ def choose_on(flat: FlatNetwork, theta: Table, work: Workplace, taken: int, stat
         states[node] = best
 
 
-@compiled
+@compile_loops
 def cost_change(flat: FlatNetwork, work: Workplace, taken: int, states: Indices) -> float:
     """What the states of the nodes taken cost more than those before."""
     move, total = work.move[0], 0.0
@@ -208,13 +208,13 @@ def cost_change(flat: FlatNetwork, work: Workplace, taken: int, states: Indices)
     return total
 
 
-@compiled
+@compile_loops
 def pool_difference(flat: FlatNetwork, cells: int, new: int, old: int) -> float:
     """Of two cells of a table."""
     return float(flat.pool[cells + new] - flat.pool[cells + old])
 
 
-@compiled
+@compile_loops
 def excess_change(budget: FlatBudget, work: Workplace, taken: int, states: Indices, use: Table) -> float:
     """How much more lies above the limit, summed over the times. Leaves the changes in `change`."""
     low, high = budget.room.size, 0
@@ -237,7 +237,7 @@ def excess_change(budget: FlatBudget, work: Workplace, taken: int, states: Indic
     return total
 
 
-@compiled
+@compile_loops
 def settle_change(
     budget: FlatBudget, work: Workplace, taken: int, states: Indices, use: Table, accepted: bool
 ) -> None:
@@ -259,7 +259,7 @@ def settle_change(
     work.change[high] = 0.0
 
 
-@compiled
+@compile_loops
 def nodes_over(budget: FlatBudget, use: Table, count: int) -> Indices:
     """The nodes of which something is there at times with too much; all, if there are none."""
     over = np.zeros(use.size + 1)
@@ -275,7 +275,7 @@ def nodes_over(budget: FlatBudget, use: Table, count: int) -> Indices:
     return nodes[:found] if found else nodes
 
 
-@compiled
+@compile_loops
 def improve(
     flat: FlatNetwork,
     budget: FlatBudget,

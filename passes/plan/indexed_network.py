@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sbp.compat.machine_code import compiled
+from sbp.compat.machine_code import compile_loops
 from sbp.passes.plan.flat_network import entries_of, starts_of
 from sbp.passes.plan.network import IndexedNetwork, IndexedTable, Indices, Table
 
@@ -53,7 +53,7 @@ class Wide(NamedTuple):
         return int(self.width @ self.width[self.twin])
 
 
-@compiled
+@compile_loops
 def sweep_wide(
     wide: Wide, theta: Table, messages: Table, excess: Table, forward: bool, rounding: float
 ) -> tuple[float, float]:

@@ -145,7 +145,7 @@ def joint_network(network: CostNetwork, loads: Sequence[Load], among: Sequence[I
     """The network on the states that some assignments have.
 
     >>> network = CostNetwork((np.arange(3.0), np.arange(3.0)), ())
-    >>> found = together(network, (), [np.array([0, 2]), np.array([1, 2])])
+    >>> found = joint_network(network, (), [np.array([0, 2]), np.array([1, 2])])
     >>> [theta.tolist() for theta in found.network.unary]
     [[0.0, 1.0], [2.0]]
     """

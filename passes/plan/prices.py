@@ -25,7 +25,7 @@ class TimePrices:
 
     >>> prices = TimePrices(np.array([1, 5]), np.array([2.0, 3.0]))
     >>> loads = [Load(0, 0, 4, np.array([1.0, 0.0])), Load(0, 4, 6, np.array([0.0, 1.0]))]
-    >>> prices.charged([np.array([0.0, 0.5])], loads)
+    >>> prices.priced_unary([np.array([0.0, 0.5])], loads)
     (array([2. , 3.5]),)
     """
 

@@ -8,14 +8,14 @@ four or eight numbers at once.
 
 import numpy as np
 
-from sbp.compat.machine_code import compiled
+from sbp.compat.machine_code import compile_loops
 from sbp.passes.plan import constants
 from sbp.passes.plan.effort import WorkCount
 from sbp.passes.plan.flat_network import FlatNetwork
 from sbp.passes.plan.network import Indices, Table
 
 
-@compiled
+@compile_loops
 def sweep(flat: FlatNetwork, theta: Table, messages: Table, excess: Table, forward: bool) -> float:
     """One sweep of TRW-S over all nodes; returns the bound after it (up to rounding).
 
@@ -68,7 +68,7 @@ def sweep(flat: FlatNetwork, theta: Table, messages: Table, excess: Table, forwa
     return bound
 
 
-@compiled
+@compile_loops
 def decode(flat: FlatNetwork, theta: Table, messages: Table, forward: bool, states: Indices) -> None:
     """Chooses states one node after the other, given the earlier choices; after a sweep the other way."""
     nodes = flat.offsets.size - 1
@@ -86,7 +86,7 @@ def decode(flat: FlatNetwork, theta: Table, messages: Table, forward: bool, stat
         states[node] = score.argmin()
 
 
-@compiled
+@compile_loops
 def minima(flat: FlatNetwork, theta: Table, messages: Table) -> tuple[float, float]:
     """The sum of all minima of nodes and edges, with messages, and the sum of their sizes."""
     total, size_of_all = 0.0, 0.0
@@ -112,7 +112,7 @@ def minima(flat: FlatNetwork, theta: Table, messages: Table) -> tuple[float, flo
     return total, size_of_all
 
 
-@compiled
+@compile_loops
 def total_cost(flat: FlatNetwork, states: Indices) -> float:
     """The cost of an assignment, summed in the order of the nodes."""
     total = 0.0
@@ -124,7 +124,7 @@ def total_cost(flat: FlatNetwork, states: Indices) -> float:
     return total
 
 
-@compiled
+@compile_loops
 def min_plus(left: Table, right: Table) -> Table:
     """The least of `left[k, i] + right[k, j]` over k, for each i and j."""
     result = np.full((left.shape[1], right.shape[1]), np.inf)
@@ -140,7 +140,7 @@ def min_plus(left: Table, right: Table) -> Table:
     return result
 
 
-@compiled
+@compile_loops
 def replacement(table: Table) -> Table:
     """Entry (a, b): the most that row b can cost more than row a; any row can stand for a forbidden one."""
     rows, columns = table.shape

@@ -95,7 +95,7 @@ def without_effects(closed: ClosedJaxpr) -> ClosedJaxpr:
     if OWN_REFS not in _names(closed.jaxpr):
         return closed
     try:
-        return ops.discharged(closed)
+        return ops.discharge(closed)
     except NotImplementedError as e:
         where = _where(closed.jaxpr, partial(_has, OWN_REFS))
         reason = Refusal(

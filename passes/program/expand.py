@@ -48,7 +48,7 @@ def _while(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
         return lax.while_loop(lambda carry: _any(runs(carry)), trip, list(operands[n_test + n_body :]))
 
-    return ops.retraced(run, eqn)
+    return ops.retrace(run, eqn)
 
 
 def _any(rows: jax.Array) -> jax.Array:
@@ -64,7 +64,7 @@ def _selected(rows: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
 def _empty(eqn: JaxprEqn) -> ClosedJaxpr:
     """Memory that nobody has written: zeros are as good, and may lie in any way."""
     made: Aval = eqn.outvars[0].aval
-    return ops.retraced(lambda *_: lax.full(made.shape, 0, made.dtype), eqn)
+    return ops.retrace(lambda *_: lax.full(made.shape, 0, made.dtype), eqn)
 
 
 def _reduction(eqn: JaxprEqn) -> ClosedJaxpr | None:
@@ -73,7 +73,7 @@ def _reduction(eqn: JaxprEqn) -> ClosedJaxpr | None:
     if not all(isinstance(a, int) for a in axes) or eqn.params.get("axis_index_groups"):
         return None
     reduce = REDUCTIONS[eqn.primitive.name]
-    return ops.retraced(lambda *args: [reduce(x, axis=tuple(axes)) for x in args], eqn)
+    return ops.retrace(lambda *args: [reduce(x, axis=tuple(axes)) for x in args], eqn)
 
 
 ASSOCIATIVE: dict[str, Callable[..., jax.Array]] = {
@@ -106,13 +106,13 @@ def _reduce(eqn: JaxprEqn) -> ClosedJaxpr | None:
         starts = (lax.broadcast(start, x.shape) for start, x in zip(operands[n:], reduced, strict=True))
         return [e.primitive.bind(s, x, **e.params) for e, s, x in zip(steps, starts, reduced, strict=True)]
 
-    return ops.retraced(run, eqn)
+    return ops.retrace(run, eqn)
 
 
 def _nothing(eqn: JaxprEqn) -> ClosedJaxpr:
     """Results without an element are known."""
     made: list[Aval] = [v.aval for v in eqn.outvars]
-    return ops.retraced(lambda *_: [lax.full(x.shape, 0, x.dtype) for x in made], eqn)
+    return ops.retrace(lambda *_: [lax.full(x.shape, 0, x.dtype) for x in made], eqn)
 
 
 def is_empty(eqn: JaxprEqn) -> bool:
@@ -124,8 +124,8 @@ def is_empty(eqn: JaxprEqn) -> bool:
 
 
 PASSED = {
-    "reshard": "an annotation: see `asked`",
-    "sharding_constraint": "an annotation: see `asked`",
+    "reshard": "an annotation: see `unshard`",
+    "sharding_constraint": "an annotation: see `unshard`",
     "layout_constraint": "the order of dims in memory is XLA's",
     "relayout": "the order of dims in memory is XLA's",
     "with_memory_space_constraint": "the placement decides",

@@ -24,7 +24,7 @@ def narrowest_dtypes(graph: Graph) -> Mapping[int, DType]:
     >>> from sbp.passes.program.trace import trace
     >>> import numpy as np
     >>> graph = trace(lambda x: x.astype(np.float32).T, [np.ones((2, 3), np.float16)], {}).graph
-    >>> {graph.values[v].name: str(dtype) for v, dtype in widened(graph).items()}
+    >>> {graph.values[v].name: str(dtype) for v, dtype in narrowest_dtypes(graph).items()}
     {'convert_element_type': 'float16', 'transpose': 'float16'}
     """
     found: dict[int, DType] = {}

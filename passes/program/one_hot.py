@@ -45,7 +45,7 @@ def one_hot_scatter(eqn: JaxprEqn) -> ClosedJaxpr | None:
         hit = lax.eq(lax.broadcast_in_dim(index, shape, rest), lax.broadcasted_iota(wide, shape, at))
         return lax.select(hit, lax.broadcast_in_dim(update, shape, rest), operand)
 
-    return ops.retraced(run, eqn)
+    return ops.retrace(run, eqn)
 
 
 def _last(size: int, dtype: np.dtype) -> np.ndarray:

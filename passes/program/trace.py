@@ -214,7 +214,7 @@ def _source(eqn: JaxprEqn, at: Source) -> Source:
     line = own or ((at.file, at.line) if at.file else core.any_line(eqn.source_info))
     inner = core.scope_of(eqn.source_info)
     scope = "/".join(s for s in (at.scope, inner) if s)
-    info = core.inside(at.info, eqn.source_info, own is not None or not at.file)
+    info = core.inlined_source(at.info, eqn.source_info, own is not None or not at.file)
     return Source(*(line or ("", 0)), scope, info)
 
 

@@ -82,7 +82,7 @@ def rect(s: Spot, radius: float, fill: str, stroke: str = "none", line: float = 
 def fit_text(text: str, width: float, advance: float) -> str:
     """A text cut in the middle to what fits: both ends of a path tell something.
 
-    >>> fitted("params['layers'][*]['qkv']", 60, 6)
+    >>> fit_text("params['layers'][*]['qkv']", 60, 6)
     "par…'qkv']"
     """
     room = int(width / advance)
@@ -95,7 +95,7 @@ def fit_text(text: str, width: float, advance: float) -> str:
 def flow_layout(widths: Sequence[float], room: float, gap: float) -> Iterator[tuple[float, int]]:
     """Where things of some widths stand beside each other: how far to the right, and in which line.
 
-    >>> list(flowed([40, 50, 30], room=100, gap=10))
+    >>> list(flow_layout([40, 50, 30], room=100, gap=10))
     [(0.0, 0), (50.0, 0), (0.0, 1)]
     """
     x, line = 0.0, 0

@@ -34,7 +34,7 @@ def fit_lines(text: str, width: int | None) -> str:
 
     What is left of a long line stands below its beginning, or below what follows its label.
 
-    >>> print(fitted("time    1.98 ms per step, of which 859 us are in collectives", 40))
+    >>> print(fit_lines("time    1.98 ms per step, of which 859 us are in collectives", 40))
     time    1.98 ms per step, of which 859
             us are in collectives
     """

@@ -116,7 +116,7 @@ class Replanner:
     def rows_choices(
         self, plan: PlanData, rows: Sequence[Collective], most: int, time_limit_seconds: float
     ) -> Iterator[tuple[Collective, RowChoices]]:
-        """The same of the tensors of rows of the plan, as `merged` has them, and what to write to do without.
+        """The same of the tensors of rows of `merged_collectives`, and what to write to do without.
 
         Planned again is what is near a row, for the rest as the plan has it, in one problem for all rows.
 

@@ -103,7 +103,7 @@ def largest_difference(a: Timeline, b: Timeline) -> float:
 
     >>> from sbp.passes.schedule.actions import Kind
     >>> row = lambda end: Timeline("", ((Span(0, Action(Kind.F, 0, 0), 0, end),),))
-    >>> apart(row(8), row(10))
+    >>> largest_difference(row(8), row(10))
     0.2
     """
     other = {(s.rank, s.action): s for rank in range(b.ranks) for s in b.compute_spans(rank)}

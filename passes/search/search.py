@@ -229,7 +229,7 @@ class Search:
         def weighed(assignment: ChosenSignatures) -> WeighedPlan:
             takes = self.clock.program(assignment, self.request.donated)
             fits = takes.peak_bytes() <= self.pool.limit_bytes
-            return WeighedPlan(takes.scheduled.seconds if fits else math.inf, takes.seconds(), fits)
+            return WeighedPlan(takes.schedule.seconds if fits else math.inf, takes.seconds(), fits)
 
         better = shortest_by_trying(self.candidates, self.asked, self.boxings, weighed, below, bound)
         if better is None:

@@ -121,7 +121,7 @@ class _Reporting:
             )
             for k, (p, own, peak) in enumerate(zip(plan.stages, pieces, peaks, strict=True))
         )
-        timeline, step = self.simulated(cuts, places)
+        timeline, step = self.simulate(cuts, places)
         return PipelineReport(
             plan=plan,
             target=plan.hardware.name if self.chip is None else self.chip.description,
@@ -141,7 +141,7 @@ class _Reporting:
     ) -> dict[Part, tuple[CompiledPiece, frozenset[Slot]]]:
         """The pieces of a placement, in an order in which they can run, each with slots it may donate."""
         built, stages = self.built, self.built.stages
-        donate = built.donate if built.stacked is None else built.stacked.donated(built.donate)
+        donate = built.donate if built.stacked is None else built.stacked.donated_parts(built.donate)
         taken, title = given_away(slots, cut, donate), ProgramName(stages.name, stages.traced.source)
         ranks = cut.physical.placement.ranks
         out = {}
@@ -170,7 +170,7 @@ class _Reporting:
             )
         return out
 
-    def simulated(self, cuts: Sequence[Cut], places: Sequence[ComparedPlace]) -> tuple[Any, float | None]:
+    def simulate(self, cuts: Sequence[Cut], places: Sequence[ComparedPlace]) -> tuple[Any, float | None]:
         """The schedule with simulated times of pieces, and the seconds of a step; None without rates."""
         stages = self.built.stages
         seconds = {
@@ -221,8 +221,8 @@ class _Reporting:
 
     def way(self, way: TransferTime, transfer: StageTransfer, microbatches: int) -> ComparedTransfer:
         """One transfer."""
-        crossing = transfer.crossing
-        key, made = self.compiling.get(lambda: crossing.program.trace(crossing.given))
+        crossing = transfer.process_transfer
+        key, made = self.compiling.get(lambda: crossing.program.trace(crossing.struct))
         return ComparedTransfer(
             source=way.source,
             target=way.target,

@@ -15,7 +15,7 @@ from sbp.runtime.execute.compiled_program import CompiledProgram
 from sbp.runtime.lower.lowering import shardings
 from sbp.runtime.pipeline.program import CompiledPipeline
 from sbp.runtime.report.report import PipelineReport
-from sbp.runtime.target.devices import absent_mesh, chip_of, cudnn_of, missing, topology_of
+from sbp.runtime.target.devices import absent_mesh, chip_of, cudnn_of, missing_devices, topology_of
 
 
 def lowered_for(
@@ -34,7 +34,7 @@ def lowered_for(
         jitted, beside = built.lowered_like(placement.mesh)
         return jitted.lower(*_lying(built, avals), *beside)
     except PlacementError:
-        problem = missing(placement)
+        problem = missing_devices(placement)
     mesh = placement.abstract_mesh if problem else absent_mesh(placement, machine)
     with cudnn_of(placement):
         jitted, beside = built.lowered_like(mesh)

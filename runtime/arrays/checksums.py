@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sbp.compat.machine_code import compiled
+from sbp.compat.machine_code import compile_loops
 
 WORD = 1 << 64
 WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -75,7 +75,7 @@ _MIX = np.uint64(0xFF51AFD7ED558CCD)
 _HALF, _LESS = np.uint64(32), np.uint64(29)
 
 
-@compiled
+@compile_loops
 def _sum(words: Any, sizes: Any, strides: Any, offset: Any) -> Any:
     """The sum over a box, run by run; a counter goes through the outer dims."""
     run, outer = sizes[-1], sizes.size - 1

@@ -40,7 +40,7 @@ def spread_sharding(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSha
     return NamedSharding(mesh, partition_spec())
 
 
-def spread(x: Leaf, engine: TransferEngine) -> Leaf:
+def spread_leaf(x: Leaf, engine: TransferEngine) -> Leaf:
     """A leaf as it is saved; all processes call this with all leaves in one order."""
     if not isinstance(x, jax.Array) or not is_of_one(x.sharding):
         return x
@@ -48,7 +48,7 @@ def spread(x: Leaf, engine: TransferEngine) -> Leaf:
     return engine.send(x if takes_part(x.sharding) else None, transfer)
 
 
-def gathered(x: Leaf, sharding: NamedSharding, dtype: DType, engine: TransferEngine) -> jax.Array:
+def gather_leaf(x: Leaf, sharding: NamedSharding, dtype: DType, engine: TransferEngine) -> jax.Array:
     """A leaf that was restored spread, under the wanted sharding."""
     transfer = StageTransfer(x.shape, dtype, x.sharding, sharding)
     found = engine.send(x, transfer)

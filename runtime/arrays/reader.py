@@ -25,7 +25,7 @@ def read_arrays(at: Path, abstract: PyTree, keys: Sequence[str | int]) -> PyTree
     return _part_read(handler(), at, abstract, keys) if keys else _restored(handler(), at, abstract)
 
 
-def differing(name: str, records: Sequence[LeafRecord], found: PyTree) -> list[str]:
+def differing_leaves(name: str, records: Sequence[LeafRecord], found: PyTree) -> list[str]:
     """The leaves whose elements are not those that were written; all processes say the same.
 
     Arguments:
@@ -39,7 +39,7 @@ def differing(name: str, records: Sequence[LeafRecord], found: PyTree) -> list[s
     wrong = {i for i in whole if _total([mine[i]]) != records[i].checksum}
     if (group := process_group()) is not None:
         rest = {str(i): [[*box, s] for box, s in x.items()] for i, x in mine.items() if i not in whole}
-        every = group.gathered(f"checksums of {name}", {"wrong": sorted(wrong), "parts": rest})
+        every = group.gather(f"checksums of {name}", {"wrong": sorted(wrong), "parts": rest})
         wrong |= {i for one in every for i in one["wrong"]}
         for i in {i for one in every for i in one["parts"]}:
             held = [{_box(p): p[-1] for p in one["parts"].get(i, ())} for one in every]

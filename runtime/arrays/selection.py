@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from sbp.compat.untyped import DType, Leaf, PyTree, struct
 from sbp.errors import CheckpointError
 from sbp.runtime.arrays import messages
-from sbp.runtime.arrays.state import LeafRecord, leaves_of, wanted
+from sbp.runtime.arrays.state import LeafRecord, leaves_of, restore_targets
 from sbp.runtime.storage.files import Path
 
 
@@ -30,11 +30,11 @@ class Selection:
     keys: tuple[str | int, ...]
     dtype: DType | None
 
-    def converted(self, state: PyTree) -> PyTree:
+    def convert(self, state: PyTree) -> PyTree:
         """The state in the precision that is wanted."""
         return state if self.dtype is None else jax.tree.map(self._converted, state)
 
-    def retyped(self, like: Leaf) -> Leaf:
+    def with_dtype(self, like: Leaf) -> Leaf:
         """What is wanted of a leaf that is read apart: with the precision that is wanted."""
         if self.dtype is None or not jnp.issubdtype(like.dtype, jnp.floating):
             return like
@@ -82,7 +82,7 @@ def selection(path: Path, leaves: Sequence[LeafRecord], request: RestoreRequest)
     keys = request.keys
     records, prefix = part_of(path, leaves, keys)
     to = None if request.dtype is None else jnp.dtype(request.dtype)
-    asked = wanted(request.like, [(x.path, x.type) for x in leaves], keys)
+    asked = restore_targets(request.like, [(x.path, x.type) for x in leaves], keys)
     if to is not None:
         asked = _in_saved_precision(asked, {x.path.removeprefix(prefix): x.type for x in records})
     saved = tuple((x.path.removeprefix(prefix), x.type) for x in records)

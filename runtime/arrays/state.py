@@ -21,9 +21,9 @@ from sbp.compat.core import is_key
 from sbp.compat.untyped import Leaf, PyTree, partition_spec, struct
 from sbp.errors import ArgumentError, Problem, raise_all
 from sbp.runtime.arrays import messages
-from sbp.runtime.arrays.host_copies import gathered, is_of_one, spread, spread_sharding
+from sbp.runtime.arrays.host_copies import gather_leaf, is_of_one, spread_leaf, spread_sharding
 from sbp.runtime.pipeline.transfer_engine import TransferEngine
-from sbp.runtime.processes.addressable import brought
+from sbp.runtime.processes.addressable import to_devices
 from sbp.runtime.program.program import Program
 
 
@@ -92,7 +92,7 @@ def plain(state: PyTree, engine: TransferEngine) -> PyTree:
     Arrays of the host are copied, since the user may change them while they are written.
     """
     leaves, tree = jax.tree.flatten(state)
-    return jax.tree.unflatten(tree, without_replicas([_plain(spread(x, engine)) for x in leaves]))
+    return jax.tree.unflatten(tree, without_replicas([_plain(spread_leaf(x, engine)) for x in leaves]))
 
 
 def _plain(x: Leaf) -> Leaf:
@@ -141,13 +141,13 @@ def as_asked(x: Leaf, like: Leaf, engine: TransferEngine) -> Leaf:
     sharding = getattr(like, "sharding", None)
     if _is_empty(like):
         x = np.zeros(like.shape, like.dtype)
-        return x if sharding is None else brought(x, sharding)
+        return x if sharding is None else to_devices(x, sharding)
     if _has_keys(like):
         x = jax.random.wrap_key_data(x, impl=jax.random.key_impl(core.zeros((), like.dtype)))
-    return gathered(x, sharding, like.dtype, engine) if is_of_one(sharding) else x
+    return gather_leaf(x, sharding, like.dtype, engine) if is_of_one(sharding) else x
 
 
-def wanted(like: object, saved: Sequence[tuple[str, str]], keys: Sequence[str | int] = ()) -> PyTree:
+def restore_targets(like: object, saved: Sequence[tuple[str, str]], keys: Sequence[str | int] = ()) -> PyTree:
     """What a checkpoint is restored as.
 
     Arguments:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sbp.compat.cache import CacheRequests, watched
+from sbp.compat.cache import CacheRequests, watch_cache
 from sbp.options import Options
 from sbp.runtime.cache import trust
 from sbp.runtime.cache.trust import DIGEST_BYTES, NotTrustedError
@@ -164,7 +164,7 @@ def cache_of(options: Options) -> Cache | None:
     return None if path is None else Cache(path, options.signing_key)
 
 
-def caching(cache: Cache | None) -> AbstractContextManager[CacheRequests]:
+def cache_context(cache: Cache | None) -> AbstractContextManager[CacheRequests]:
     """A context in which compiled programs are looked up in a folder first, and stored there.
 
     Arguments:
@@ -175,10 +175,10 @@ def caching(cache: Cache | None) -> AbstractContextManager[CacheRequests]:
     if cache is None or (reason is not None and cache.key is None):
         if cache is not None and reason is not None:
             warn_of(cache.path, reason)
-        return watched(None, "")
+        return watch_cache(None, "")
     files = CompiledFolder(CacheFolder(cache.path, COMPILED, MOST_COMPILED_BYTES, cache.key))
     # What XLA keeps in a folder by itself is not signed.
-    return watched(files, str(cache.path), keeps_own=reason is None)
+    return watch_cache(files, str(cache.path), keeps_own=reason is None)
 
 
 def others_of(path: Path) -> str | None:

@@ -39,7 +39,7 @@ from sbp.errors import PlacementError, Problem
 from sbp.hardware.catalogue import ANY, Hardware, Link
 from sbp.hardware.file import ITEMS, hardware_text
 from sbp.rates.collectives import KINDS
-from sbp.rates.tables import CollectiveCurve, rising
+from sbp.rates.tables import CollectiveCurve, rise_monotonically
 from sbp.text.units import bytes_text, seconds_text
 
 NO_LINKS = """\
@@ -330,7 +330,10 @@ def _collectives(bench: _Bench, said: Callable[[str], None]) -> Iterator[tuple[s
                 sizes.append(4 * elements)
                 if seconds[-1] > bench.effort.slow_seconds:
                     break
-            yield kind, CollectiveCurve(ranks, count // ranks, tuple(sizes), tuple(rising(seconds)))
+            yield (
+                kind,
+                CollectiveCurve(ranks, count // ranks, tuple(sizes), tuple(rise_monotonically(seconds))),
+            )
 
 
 def fitted_link(curves: Sequence[tuple[str, CollectiveCurve]], devices: int) -> Link:

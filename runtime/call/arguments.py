@@ -67,14 +67,14 @@ def with_types(placement: Placement, leaves: Sequence[Leaf]) -> Placement:
     return placement
 
 
-def seen(leaves: Sequence[Leaf]) -> tuple[Any, ...] | None:
+def leaves_key(leaves: Sequence[Leaf]) -> tuple[Any, ...] | None:
     """A key of the leaves that decides which program runs, found quickly; None if a leaf has to be checked.
 
     Leaves with equal keys have equal `abstract`, and are valid. Whether an array still exists is checked each
     time: JAX 0.10 crashes if it does not.
 
     >>> a, b = jax.numpy.ones(2), jax.numpy.zeros(2)
-    >>> seen([a, np.ones(2), 1.0]) == seen([b, np.zeros(2), 2.0]), seen(["text"])
+    >>> leaves_key([a, np.ones(2), 1.0]) == leaves_key([b, np.zeros(2), 2.0]), leaves_key(["text"])
     (True, None)
     """
     if list(map(type, leaves)).count(ARRAY) == len(leaves):

@@ -54,7 +54,7 @@ class Call:
     leaves: list[Leaf]
     tree: TreeDef
 
-    def traced(self, leaves: Sequence[Leaf]) -> tuple[tuple[PyTree, ...], Mapping[str, PyTree]]:
+    def trace_args(self, leaves: Sequence[Leaf]) -> tuple[tuple[PyTree, ...], Mapping[str, PyTree]]:
         """The arguments that are not static, with other leaves."""
         args, kwargs = jax.tree.unflatten(self.tree, leaves)
         return args, kwargs
@@ -75,7 +75,7 @@ class Call:
 
     def with_leaves(self, leaves: Sequence[Leaf]) -> Call:
         """The same with other leaves."""
-        args, kwargs = self.traced(leaves)
+        args, kwargs = self.trace_args(leaves)
         named = {**kwargs, **self.static_kwargs}
         return replace(self, args=tuple(self.full(args)), kwargs=named, leaves=list(leaves))
 
@@ -91,7 +91,7 @@ class Call:
         """The positions of the arguments that are not static."""
         return [i for i in range(len(self.args)) if i not in self.static]
 
-    def donated(self, chosen: ChosenParameters) -> tuple[int, ...]:
+    def donated_leaves(self, chosen: ChosenParameters) -> tuple[int, ...]:
         """Positions of the leaves of chosen arguments."""
         given = chosen.positions(len(self.args))
         parts = [(i in given, self.args[i]) for i in self.at]
@@ -165,7 +165,7 @@ class Parameters:
         """How many arguments can be positional; None for any number."""
         return None if self.positional is None or self.rest is not None else len(self.positional)
 
-    def chosen(self, argnums: int | Iterable[int], argnames: str | Iterable[str]) -> ChosenParameters:
+    def choose(self, argnums: int | Iterable[int], argnames: str | Iterable[str]) -> ChosenParameters:
         """Parameters by position and by name: each implies the other, as in `jax.jit`."""
         nums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
         names = {argnames} if isinstance(argnames, str) else set(argnames)
@@ -210,7 +210,7 @@ class Parameters:
         if self.positional is None:
             return
         here = self.positional[: len(call.args)]
-        takes = f"{self.name}({', '.join(self.shown())})"
+        takes = f"{self.name}({', '.join(self.texts())})"
         for name in self.required:
             if name not in here and name not in call.kwargs:
                 why = f"{takes}: {name} has no default"
@@ -234,7 +234,7 @@ class Parameters:
                 legal = ", ".join((*self.positional[self.unnamed :], *self.others)) or "none"
                 yield Problem("argument", f"{self.name}({name}=...)", f"{name!r}", legal, takes, fix)
 
-    def shown(self) -> list[str]:
+    def texts(self) -> list[str]:
         """The parameters as text."""
         optional = {*(self.positional or ()), *self.others} - {*self.required}
         names = [f"{k}=..." if k in optional else k for k in self.positional or ()]
@@ -251,7 +251,7 @@ def parameters(
 ) -> tuple[Parameters, list[Problem]]:
     """The parameters of a function for `compile`, and the problems."""
     own = Parameters.of(fn)
-    donate, static = own.chosen(donate_argnums, donate_argnames), own.chosen(static_argnums, static_argnames)
+    donate, static = own.choose(donate_argnums, donate_argnames), own.choose(static_argnums, static_argnames)
     wrong = [*_no_position(own, donate_argnums, "donate_argnums")]
     wrong += _no_position(own, static_argnums, "static_argnums")
     wrong += _no_name(own, donate_argnames, "donate_argnames")

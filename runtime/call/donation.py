@@ -14,7 +14,7 @@ from sbp.compat.core import is_key
 from sbp.compat.untyped import Leaf
 from sbp.errors import DonationError, Problem
 from sbp.runtime.call.arguments import LeafNames
-from sbp.runtime.processes.addressable import brought, is_alone
+from sbp.runtime.processes.addressable import is_alone, to_devices
 
 SHARDING = attrgetter("sharding")
 LeafSharding: TypeAlias = jax.sharding.Sharding | None
@@ -45,7 +45,7 @@ def own_copy(x: ArrayLike, sharding: jax.sharding.Sharding, name: str) -> jax.Ar
     if isinstance(x, jax.Array) and x.is_deleted():
         raise DonationError(_closed_over(x, name))
     if not is_alone(sharding):  # a copy anyhow, and others may not come here
-        return brought(x, sharding)
+        return to_devices(x, sharding)
     placed = jax.device_put(x, sharding, may_alias=False)
     return jnp.copy(placed) if isinstance(x, jax.Array) and buffers(x) & buffers(placed) else placed
 

@@ -75,7 +75,7 @@ class InSbpBinding:
         return min((self.resolve(args, kwargs, paths, p)[1] for p in whole), key=len)
 
 
-def given(in_sbp: Prefix, call: Call, own: Parameters) -> InSbpBinding:
+def bind_in_sbp(in_sbp: Prefix, call: Call, own: Parameters) -> InSbpBinding:
     """Binds `in_sbp` to the arguments of a call: by position, or by name if it is a dict.
 
     Arguments:

@@ -45,7 +45,7 @@ def _is_mapping_of_arrays(x: object) -> bool:
     return isinstance(x, Mapping) and not isinstance(x, dict)
 
 
-def advised(problems: Sequence[Problem | None], tree: PyTree) -> list[Problem]:
+def with_advice(problems: Sequence[Problem | None], tree: PyTree) -> list[Problem]:
     """The problems of leaves, None for valid ones; those of a module name what its library offers."""
     known = libraries(tree) if any(problems) else ()
     out = []
@@ -93,7 +93,7 @@ class ModuleWatch:
         leaves = jax.tree.leaves((traced, dict(kwargs)))
         return {n: x for n, x, lib in zip(names, leaves, held, strict=True) if lib == NNX}
 
-    def lost(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> list[Problem]:
+    def lost_changes(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> list[Problem]:
         """What the function changed in modules among its arguments, and did not return.
 
         Calls such as nnx.remat replace every variable of a module by itself: a trace tells these apart.

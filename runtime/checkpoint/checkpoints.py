@@ -22,17 +22,17 @@ from sbp.passes.explain.internal_errors import public
 from sbp.runtime.arrays.selection import RestoreRequest, selection
 from sbp.runtime.arrays.state import LeafRecord, leaves_of, plain
 from sbp.runtime.checkpoint import messages, steps
-from sbp.runtime.checkpoint.manifest import Manifest, decoded
+from sbp.runtime.checkpoint.manifest import Manifest, decode
 from sbp.runtime.checkpoint.reader import check_sizes, read_extra, read_state
 from sbp.runtime.checkpoint.rows_by_id import RowReader
 from sbp.runtime.checkpoint.writer import Save, SaveSpec, make_data_folder
 from sbp.runtime.embedding.collection import Collection
-from sbp.runtime.nan_checks.state_check import Traits, first_not_finite, traits_of, verdict, zeroed
+from sbp.runtime.nan_checks.state_check import Traits, first_not_finite, traits_of, verdict, zero_warning
 from sbp.runtime.pipeline.transfer_engine import TransferEngine
 from sbp.runtime.processes.initialize import job_name
 from sbp.runtime.processes.process_group import process_group
 from sbp.runtime.storage import extras, files, lease
-from sbp.runtime.storage.agreement import agreed
+from sbp.runtime.storage.agreement import agree
 from sbp.runtime.storage.libraries import orbax
 
 LOG = logging.getLogger("sbp")
@@ -88,7 +88,7 @@ class Checkpoints:
         self._head: tuple[int, str] | None = None
         self._latest: int | None = None
         self._good: Traits | None = None
-        self._tables = None if tables is None else {n: m.described() for n, m in tables.row_maps.items()}
+        self._tables = None if tables is None else {n: m.as_json() for n, m in tables.row_maps.items()}
         self._rows = None if tables is None else RowReader(self.path, tables, earlier, self._ways)
 
     def __enter__(self) -> Checkpoints:
@@ -100,12 +100,12 @@ class Checkpoints:
     @property
     def steps(self) -> list[int]:
         """The steps that can be restored, the oldest first."""
-        return steps.finished(self.path)
+        return steps.finished_steps(self.path)
 
     @property
-    def abandoned(self) -> list[int]:
+    def abandoned_steps(self) -> list[int]:
         """The steps that were set aside when training continued from an older one; the first saved first."""
-        return [x.step for x in steps.abandoned(self.path)]
+        return [x.step for x in steps.abandoned_steps(self.path)]
 
     # -- saving
 
@@ -118,7 +118,7 @@ class Checkpoints:
           CheckpointError: if orbax is not installed, nothing can be written there, or another run has it.
         """
         orbax()
-        agreed("prepare checkpoints", self.path, self._own)
+        agree("prepare checkpoints", self.path, self._own)
 
     @public
     def baseline(self, state: PyTree) -> Traits:
@@ -166,11 +166,11 @@ class Checkpoints:
           CheckpointError: if it cannot be written; older steps are still there.
         """
         self.wait()
-        content, file = extras.encoded({} if extra is None else extra)
+        content, file = extras.encode({} if extra is None else extra)
         path = steps.step_path(self.path, step)
         described = leaves_of(state)
         traits = self._checked(state, step, exempt)
-        told = agreed(f"begin {path.name}", path, lambda: self._begin(step, content, file))
+        told = agree(f"begin {path.name}", path, lambda: self._begin(step, content, file))
         leaves = tuple(LeafRecord(p, t, traits=traits.get(p, frozenset())) for p, t in described)
         digest, sequence = extras.digest(file), told["sequence"]
         data, token = told["data"], told["token"]
@@ -248,7 +248,7 @@ class Checkpoints:
                 state = self._restored(manifest, RestoreRequest(like, only, dtype), check)
             except DamagedCheckpointError as e:
                 damaged.append(found)
-                there = agreed("look again", self.path, lambda: self.steps)
+                there = agree("look again", self.path, lambda: self.steps)
                 if found not in there:
                     self._vanished(step, found)
                 elif step is not None or strict or not {*there} - {*damaged}:
@@ -312,7 +312,7 @@ class Checkpoints:
         there = self.steps
         after = step + 1 if self._head is None else min(self._head[0], step) + 1
         if step in there and step < after:
-            raise CheckpointError(messages.there(path))
+            raise CheckpointError(messages.step_exists(path))
         if steps.is_foreign(path):
             raise CheckpointError(messages.foreign(path))
         token = uuid.uuid4().hex
@@ -330,7 +330,7 @@ class Checkpoints:
         mine, others = traits_of(state), process_group()
         if others is None:
             return mine
-        every = others.gathered("look at a state", {p: sorted(t) for p, t in mine.items()})
+        every = others.gather("look at a state", {p: sorted(t) for p, t in mine.items()})
         paths = {p for one in every for p in one}
         return {p: frozenset(t for one in every for t in one.get(p, ())) for p in paths}
 
@@ -344,7 +344,7 @@ class Checkpoints:
         found = verdict(state, traits, self._good, exempt)
         found.enforce(where)
         if found.zeroed and jax.process_index() == 0:
-            LOG.warning("%s", zeroed(where, found.zeroed))
+            LOG.warning("%s", zero_warning(where, found.zeroed))
         return traits
 
     # -- inside: restoring
@@ -355,13 +355,13 @@ class Checkpoints:
             return left[-1]
         if step is None or step not in there:
             files.check_folder(self.path)
-            raise CheckpointError(messages.none(self.path, step, there, self.abandoned))
+            raise CheckpointError(messages.none(self.path, step, there, self.abandoned_steps))
         return step
 
     def _agreed_step(self, step: int | None, damaged: Sequence[int]) -> int:
         """The step that all processes restore, as process 0 finds it."""
         look = functools.partial(self._existing, step, damaged)
-        return int(agreed("choose a step", self.path, look if jax.process_index() == 0 else int))
+        return int(agree("choose a step", self.path, look if jax.process_index() == 0 else int))
 
     def _agreed_manifest(self, step: int) -> Manifest:
         """Its manifest, whose files are there."""
@@ -369,18 +369,18 @@ class Checkpoints:
 
         def look() -> str:
             data, others = steps.read_bytes(self.path, step), steps.others(self.path, step)
-            check_sizes(path, decoded(path, step, data, others), others)
+            check_sizes(path, decode(path, step, data, others), others)
             return data.decode()
 
-        told = agreed(f"look at {path.name}", path, look if jax.process_index() == 0 else str)
-        return decoded(path, step, told.encode())
+        told = agree(f"look at {path.name}", path, look if jax.process_index() == 0 else str)
+        return decode(path, step, told.encode())
 
     def _restored(self, manifest: Manifest, request: RestoreRequest, check: bool) -> PyTree:
         """What is asked for of a step."""
-        if self._rows and (found := self._rows.restored(manifest, request, check)) is not None:
+        if self._rows and (found := self._rows.restore(manifest, request, check)) is not None:
             return found
         wanted = selection(steps.step_path(self.path, manifest.step), manifest.leaves, request)
-        return wanted.converted(read_state(self.path, manifest, wanted, self._ways, check=check))
+        return wanted.convert(read_state(self.path, manifest, wanted, self._ways, check=check))
 
     def _vanished(self, step: int | None, found: int) -> None:
         """Says that a step was pruned while it was read.
@@ -389,5 +389,5 @@ class Checkpoints:
           DamagedCheckpointError: if it was asked for by its number.
         """
         if step is not None:
-            raise DamagedCheckpointError(messages.pruned(steps.step_path(self.path, found))) from None
+            raise DamagedCheckpointError(messages.pruned_step(steps.step_path(self.path, found))) from None
         LOG.warning("%s", messages.taken_next(self.path, found))

@@ -50,7 +50,7 @@ class Manifest:
     files: Mapping[str, tuple[int, str]] | None = None
     tables: Mapping[str, Any] | None = None
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         """The manifest as a file, with a checksum of all that is before it."""
         content = {
             "format": FORMAT,
@@ -70,7 +70,7 @@ class Manifest:
         return json.dumps({**content, "sha256": _digest(content)}).encode()
 
 
-def decoded(path: Path, step: int, data: bytes, others: Sequence[int] = ()) -> Manifest:
+def decode(path: Path, step: int, data: bytes, others: Sequence[int] = ()) -> Manifest:
     """The manifest of a step from the bytes of its file.
 
     Arguments:
@@ -91,10 +91,10 @@ def decoded(path: Path, step: int, data: bytes, others: Sequence[int] = ()) -> M
         if isinstance(e, CheckpointError):
             raise
         what = f"{MANIFEST} cannot be read: {type(e).__name__}: {str(e)[:200]}"
-        raise DamagedCheckpointError(messages.damaged(path, others, what)) from None
+        raise DamagedCheckpointError(messages.damaged_step(path, others, what)) from None
     if found.step != step:
         what = f"{MANIFEST} is that of step {found.step}: the folder was renamed or copied"
-        raise DamagedCheckpointError(messages.damaged(path, others, what))
+        raise DamagedCheckpointError(messages.damaged_step(path, others, what))
     return found
 
 

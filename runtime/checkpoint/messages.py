@@ -16,7 +16,7 @@ def keep(name: str, count: int) -> Problem:
 # -- one step
 
 
-def there(target: object) -> Problem:
+def step_exists(target: object) -> Problem:
     """A step that was saved already."""
     why, fix = "a step is written once; the existing one might be the only copy", "another step or folder"
     return problem(target, "a step that is there already", "a new step", why, fix)
@@ -43,7 +43,7 @@ def in_one_line(problem: Problem) -> str:
     return f"{problem.got}; {problem.why}; try {problem.fix}"
 
 
-def damaged(path: object, others: Sequence[int], what: str) -> Problem:
+def damaged_step(path: object, others: Sequence[int], what: str) -> Problem:
     """A step that is not as it was written.
 
     Arguments:
@@ -54,7 +54,7 @@ def damaged(path: object, others: Sequence[int], what: str) -> Problem:
     return Problem("damaged", str(path), what, "the files as they were written", why, fix)
 
 
-def pruned(path: object) -> Problem:
+def pruned_step(path: object) -> Problem:
     """A step that was deleted while it was read."""
     why = "its owner deletes all but the last keep= steps, and does not wait for readers"
     got = "a step that was pruned while it was read"
@@ -92,7 +92,7 @@ def set_aside(folder: object, gone: Sequence[int], step: int) -> str:
     many = "step" if len(gone) == 1 else "steps"
     return (
         f"{folder}: {many} {', '.join(map(str, gone))} set aside: training went on from an older step, "
-        f"and has saved step {step}; Checkpoints.abandoned lists them"
+        f"and has saved step {step}; Checkpoints.abandoned_steps lists them"
     )
 
 

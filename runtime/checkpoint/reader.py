@@ -10,7 +10,7 @@ from jax.tree_util import keystr
 from sbp.compat.errors import is_damage
 from sbp.compat.untyped import PyTree
 from sbp.errors import CheckpointError, DamagedCheckpointError
-from sbp.runtime.arrays.reader import differing, read_arrays
+from sbp.runtime.arrays.reader import differing_leaves, read_arrays
 from sbp.runtime.arrays.selection import Selection
 from sbp.runtime.arrays.state import LeafRecord, as_asked, plain_like
 from sbp.runtime.checkpoint import messages
@@ -20,10 +20,10 @@ from sbp.runtime.checkpoint.steps import others as steps_beside
 from sbp.runtime.pipeline.transfer_engine import TransferEngine
 from sbp.runtime.processes.process_group import process_group
 from sbp.runtime.storage import extras, files
-from sbp.runtime.storage.agreement import agreed
+from sbp.runtime.storage.agreement import agree
 from sbp.runtime.storage.files import Path
 from sbp.runtime.storage.libraries import orbax
-from sbp.runtime.storage.messages import MOST_SHOWN, failed
+from sbp.runtime.storage.messages import MOST_SHOWN, storage_failure
 
 
 def read_state(
@@ -57,7 +57,7 @@ def read_state(
     def action() -> None:
         found.append(read(path, manifest, abstract, wanted.keys, others))
 
-    agreed(f"read {path.name}", path, action)
+    agree(f"read {path.name}", path, action)
     if check and manifest.files is None:
         flags = [x is not nothing for x in jax.tree.leaves(asked)]
         records = [*compress(wanted.records, flags)]
@@ -84,8 +84,8 @@ def read(
         return read_arrays(arrays_path(path, manifest), abstract, keys)
     except Exception as e:
         if not is_damage(e):
-            raise CheckpointError(failed(path, e)) from e
-        raise DamagedCheckpointError(messages.damaged(path, others, str(e)[:200])) from e
+            raise CheckpointError(storage_failure(path, e)) from e
+        raise DamagedCheckpointError(messages.damaged_step(path, others, str(e)[:200])) from e
 
 
 def arrays_path(path: Path, manifest: Manifest) -> Path:
@@ -105,9 +105,9 @@ def check_arrays(path: Path, records: Sequence[LeafRecord], found: PyTree, other
     Raises:
       DamagedCheckpointError: naming the leaves that differ.
     """
-    if wrong := differing(path.name, records, found):
+    if wrong := differing_leaves(path.name, records, found):
         what = f"{', '.join(wrong[:MOST_SHOWN])} has other elements than were written"
-        raise DamagedCheckpointError(messages.damaged(path, others, what))
+        raise DamagedCheckpointError(messages.damaged_step(path, others, what))
 
 
 def check_sizes(path: Path, manifest: Manifest, others: Sequence[int]) -> None:
@@ -120,7 +120,7 @@ def check_sizes(path: Path, manifest: Manifest, others: Sequence[int]) -> None:
     missing = [f"{name} is missing" for name in manifest.sizes if name not in there]
     found = [(name, size, there.get(name, size)) for name, size in manifest.sizes.items()]
     if wrong := missing + [f"{name} has {now} bytes, not {size}" for name, size, now in found if now != size]:
-        raise DamagedCheckpointError(messages.damaged(path, others, "; ".join(wrong[:MOST_SHOWN])))
+        raise DamagedCheckpointError(messages.damaged_step(path, others, "; ".join(wrong[:MOST_SHOWN])))
 
 
 def check_files(path: Path, manifest: Manifest, others: Sequence[int]) -> None:
@@ -133,9 +133,9 @@ def check_files(path: Path, manifest: Manifest, others: Sequence[int]) -> None:
     index, count = (0, 1) if group is None else (group.index, group.count)
     every_file = sorted((manifest.files or {}).items())[index::count]
     mine = [*filter(None, (files.damage(path / name, name, *known) for name, known in every_file))]
-    every = [mine] if group is None else group.gathered(f"checksums of {path.name}", mine)
+    every = [mine] if group is None else group.gather(f"checksums of {path.name}", mine)
     if found := [wrong for one in every for wrong in one]:
-        raise DamagedCheckpointError(messages.damaged(path, others, "; ".join(found[:MOST_SHOWN])))
+        raise DamagedCheckpointError(messages.damaged_step(path, others, "; ".join(found[:MOST_SHOWN])))
 
 
 def read_extra(path: Path, manifest: Manifest, others: Sequence[int]) -> Any:
@@ -151,8 +151,10 @@ def read_extra(path: Path, manifest: Manifest, others: Sequence[int]) -> Any:
             file = files.read(path / manifest.data / EXTRA)
         if extras.digest(file) != manifest.extra_digest:
             raise ValueError("it has other bytes than were written")
-        return extras.decoded(manifest.extra, file)
+        return extras.decode(manifest.extra, file)
     except (FileNotFoundError, *extras.DAMAGE) as e:
-        raise DamagedCheckpointError(messages.damaged(path, others, f"{EXTRA} cannot be read: {e}")) from None
+        raise DamagedCheckpointError(
+            messages.damaged_step(path, others, f"{EXTRA} cannot be read: {e}")
+        ) from None
     except OSError as e:
-        raise CheckpointError(failed(path, e)) from e
+        raise CheckpointError(storage_failure(path, e)) from e

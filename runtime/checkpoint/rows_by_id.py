@@ -19,7 +19,7 @@ from sbp.errors import DamagedCheckpointError
 from sbp.runtime.arrays.blocks import StoredLines
 from sbp.runtime.arrays.checksums import WORD
 from sbp.runtime.arrays.selection import RestoreRequest, part_of, selection
-from sbp.runtime.arrays.state import wanted
+from sbp.runtime.arrays.state import restore_targets
 from sbp.runtime.checkpoint import messages, steps
 from sbp.runtime.checkpoint.manifest import Manifest
 from sbp.runtime.checkpoint.reader import arrays_path, read_state
@@ -48,7 +48,7 @@ class RowReader:
     earlier: Callable[[Any], Collection] | None
     engine: TransferEngine
 
-    def restored(self, manifest: Manifest, request: RestoreRequest, check: bool) -> PyTree | None:
+    def restore(self, manifest: Manifest, request: RestoreRequest, check: bool) -> PyTree | None:
         """What is asked for of a step; None if its stacks are those that are wanted.
 
         Raises:
@@ -59,19 +59,21 @@ class RowReader:
             return None
         path = steps.step_path(self.folder, manifest.step)
         records, prefix = part_of(path, manifest.leaves, request.keys)
-        like = wanted(request.like, [(x.path, x.type) for x in manifest.leaves], request.keys)
+        like = restore_targets(request.like, [(x.path, x.type) for x in manifest.leaves], request.keys)
         known = {x.path.removeprefix(prefix): x for x in records}
         change = Restacking(like, now, then, {p: _shape(x.type) for p, x in known.items()})
         change.check(path)
-        chosen = selection(path, manifest.leaves, RestoreRequest(change.saved(), request.only, request.dtype))
+        chosen = selection(
+            path, manifest.leaves, RestoreRequest(change.saved_state(), request.only, request.dtype)
+        )
         apart = change.by_rows()
         saved = read_state(self.folder, manifest, chosen, self.engine, check=check, apart=apart)
         sums = dict[str, int]()
 
         def take(leaf: Leaf, rows: RowMap, sources: Sequence[SavedRows]) -> Leaf:
-            return _taken(arrays_path(path, manifest), chosen.retyped(leaf), rows, sources, sums)
+            return _taken(arrays_path(path, manifest), chosen.with_dtype(leaf), rows, sources, sums)
 
-        state = change.joined(chosen.converted(saved), request.keys, take)
+        state = change.join(chosen.convert(saved), request.keys, take)
         if check and manifest.files is None:
             self._check(manifest, {p: x.checksum for p, x in known.items() if p in sums}, sums)
         return state
@@ -90,12 +92,12 @@ class RowReader:
     def _check(self, manifest: Manifest, recorded: Mapping[str, int | None], sums: Mapping[str, int]) -> None:
         """Compares what all processes have read with what was written."""
         path, group = steps.step_path(self.folder, manifest.step), process_group()
-        every = [sums] if group is None else group.gathered(f"checksums of tables of {path.name}", dict(sums))
+        every = [sums] if group is None else group.gather(f"checksums of tables of {path.name}", dict(sums))
         wrong = [p for p, x in recorded.items() if sum(one.get(p, 0) for one in every) % WORD != x]
         if wrong:
             others = steps.others(self.folder, manifest.step)
             what = f"{', '.join(sorted(wrong))} has other elements than were written"
-            raise DamagedCheckpointError(messages.damaged(path, others, what))
+            raise DamagedCheckpointError(messages.damaged_step(path, others, what))
 
 
 # -- inside

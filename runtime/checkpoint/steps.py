@@ -21,11 +21,11 @@ from dataclasses import dataclass
 
 from sbp.errors import CheckpointError, DamagedCheckpointError
 from sbp.runtime.checkpoint import messages
-from sbp.runtime.checkpoint.manifest import MANIFEST, Manifest, decoded
+from sbp.runtime.checkpoint.manifest import MANIFEST, Manifest, decode
 from sbp.runtime.storage import files
 from sbp.runtime.storage.files import Path
 from sbp.runtime.storage.locations import is_url
-from sbp.runtime.storage.messages import failed
+from sbp.runtime.storage.messages import storage_failure
 
 ARRAYS, EXTRA = "arrays", "extra.npz"
 OWNER = "sbp_owner.json"
@@ -54,7 +54,7 @@ def step_of(name: str) -> int | None:
     return step if step is not None and f"step_{step:08d}" == name else None
 
 
-def finished(folder: Path) -> list[int]:
+def finished_steps(folder: Path) -> list[int]:
     """The steps that exist, the oldest first."""
     candidates = {step_of(name) for name in files.names(folder)} | _index(folder)
     return sorted(s for s in candidates if s is not None and files.exists(step_path(folder, s) / MANIFEST))
@@ -71,9 +71,9 @@ def read_bytes(folder: Path, step: int) -> bytes:
     try:
         return files.read(path / MANIFEST)
     except FileNotFoundError:
-        raise DamagedCheckpointError(messages.pruned(path)) from None
+        raise DamagedCheckpointError(messages.pruned_step(path)) from None
     except OSError as e:
-        raise CheckpointError(failed(path, e)) from e
+        raise CheckpointError(storage_failure(path, e)) from e
 
 
 def read_manifest(folder: Path, step: int) -> Manifest:
@@ -83,12 +83,12 @@ def read_manifest(folder: Path, step: int) -> Manifest:
       DamagedCheckpointError: if it is not what was written, or the step was pruned meanwhile.
       CheckpointError: if another version has written it.
     """
-    return decoded(step_path(folder, step), step, read_bytes(folder, step), others(folder, step))
+    return decode(step_path(folder, step), step, read_bytes(folder, step), others(folder, step))
 
 
 def others(folder: Path, step: int) -> list[int]:
     """The other steps of a folder."""
-    return [s for s in finished(folder) if s != step]
+    return [s for s in finished_steps(folder) if s != step]
 
 
 def last_sequence(folder: Path, there: Sequence[int]) -> int:
@@ -100,13 +100,11 @@ def last_sequence(folder: Path, there: Sequence[int]) -> int:
     Raises:
       OSError: if nobody can tell.
     """
-    found = [x.sequence for x in abandoned(folder)]
+    found = [x.sequence for x in abandoned_steps(folder)]
     for step in reversed(there):  # the last one was saved last, but might be damaged
         with contextlib.suppress(FileNotFoundError, CheckpointError):
             found.append(
-                decoded(
-                    step_path(folder, step), step, files.read(step_path(folder, step) / MANIFEST)
-                ).sequence
+                decode(step_path(folder, step), step, files.read(step_path(folder, step) / MANIFEST)).sequence
             )
             break
     return max(found, default=0)
@@ -134,7 +132,7 @@ class AbandonedStep:
         return step_path(folder, self.step) / _abandoned_name(self.token)
 
 
-def abandoned(folder: Path) -> list[AbandonedStep]:
+def abandoned_steps(folder: Path) -> list[AbandonedStep]:
     """The steps that were set aside, the first saved first; those whose manifest is damaged are left out."""
     found = []
     for name in files.names(folder):
@@ -185,7 +183,7 @@ def prune(folder: Path, keep: int, keep_every: int | None, check: Callable[[], N
     Arguments:
       check: raises, if the folder is not this process's any more; called before each deletion.
     """
-    steps = finished(folder)
+    steps = finished_steps(folder)
     stay = {s for s in steps if keep_every is not None and s % keep_every == 0}
     counted = 0
     for step in reversed(steps):
@@ -197,7 +195,7 @@ def prune(folder: Path, keep: int, keep_every: int | None, check: Callable[[], N
         if step not in stay:
             check()
             _remove_step(folder, step, check)
-    for old in abandoned(folder)[:-keep]:
+    for old in abandoned_steps(folder)[:-keep]:
         check()
         path = old.manifest_path(folder)
         _remove_version(folder, old.step, path, _readable(path, old.step))
@@ -347,7 +345,7 @@ def _index(folder: Path) -> set[int | None]:
         return set()
     except OSError as e:
         if is_url(folder):
-            raise CheckpointError(failed(folder / INDEX, e)) from e
+            raise CheckpointError(storage_failure(folder / INDEX, e)) from e
         return set()
     except (ValueError, KeyError, TypeError, RecursionError):
         return set()
@@ -356,6 +354,6 @@ def _index(folder: Path) -> set[int | None]:
 def _readable(path: Path, step: int) -> Manifest | None:
     """A manifest, unless it is damaged."""
     try:
-        return decoded(path.parent, step, files.read(path))
+        return decode(path.parent, step, files.read(path))
     except (OSError, CheckpointError):
         return None

@@ -30,7 +30,7 @@ from sbp.runtime.processes.process_group import ProcessGroup, process_group
 from sbp.runtime.storage import files
 from sbp.runtime.storage.files import Path
 from sbp.runtime.storage.lease import Lease
-from sbp.runtime.storage.messages import failed
+from sbp.runtime.storage.messages import storage_failure
 
 LOG = logging.getLogger("sbp")
 MERGED = "manifest.ocdbt"
@@ -167,7 +167,7 @@ class Save:
         leaves = tuple(replace(x, checksum=s) for x, s in zip(manifest.leaves, total, strict=True))
         self._exist(replace(manifest, leaves=leaves, sizes=files.sizes(spec.data / ARRAYS)))
         try:
-            steps.write_index(spec.folder, steps.finished(spec.folder))
+            steps.write_index(spec.folder, steps.finished_steps(spec.folder))
             steps.prune(spec.folder, spec.keep, spec.keep_every, self._check_lease)
             self._drop_again()
         except Exception as e:  # the step counts; the next one tries again
@@ -193,11 +193,11 @@ class Save:
                 self._check_lease()
                 files.rename(steps.step_path(spec.folder, step) / MANIFEST, path)
             self._check_lease()
-            files.create(spec.path / MANIFEST, manifest.encoded())
+            files.create(spec.path / MANIFEST, manifest.encode())
         except Exception as e:
             _tried(spec.path, lambda: self._undo(token, aside), None)
             if isinstance(e, FileExistsError):
-                raise CheckpointError(messages.there(spec.path)) from None
+                raise CheckpointError(messages.step_exists(spec.path)) from None
             raise
         if spec.newer:
             LOG.warning("%s", messages.set_aside(spec.folder, spec.newer, manifest.step))
@@ -271,7 +271,7 @@ def _tried(path: Path, action: Callable[[], _T], otherwise: _T) -> tuple[_T, tup
 def _problems(path: Path, error: Exception) -> tuple[Problem, ...]:
     if isinstance(error, CheckpointError):
         return tuple(error.problems)
-    return (failed(path, error),)
+    return (storage_failure(path, error),)
 
 
 def _exchanged(
@@ -283,9 +283,9 @@ def _exchanged(
     """Says how this process has fared; process 0 hears all, commits, and says how that went."""
     if not others.leads:
         others.put(f"{key}/{others.index}", said)
-        answer = others.awaited(f"{key}/said")
+        answer = others.wait_for(f"{key}/said")
         return tuple(Problem(**p) for p in answer["problems"])
-    every = [said, *(others.awaited(f"{key}/{p}") for p in range(1, others.count))]
+    every = [said, *(others.wait_for(f"{key}/{p}") for p in range(1, others.count))]
     problems = commit(every)
     others.put(f"{key}/said", {"problems": [asdict(p) for p in problems]})
     return problems

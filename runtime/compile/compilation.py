@@ -19,11 +19,11 @@ from sbp.rules import REGISTRY
 from sbp.runtime.call import arguments, modules
 from sbp.runtime.call.binding import Call, Parameters
 from sbp.runtime.call.donation import Owners, layouts_of
-from sbp.runtime.call.in_sbp_binding import given
+from sbp.runtime.call.in_sbp_binding import bind_in_sbp
 from sbp.runtime.call.usage_errors import not_planned
 from sbp.runtime.compile.traced_call import TracedCall, build, read
 from sbp.runtime.execute.build_cache import BuildCache, BuildSlot
-from sbp.runtime.execute.compile_log import Shapes, said, why_built
+from sbp.runtime.execute.compile_log import Shapes, log_activity, why_built
 from sbp.runtime.execute.compiled_program import CompiledProgram
 from sbp.runtime.nan_checks import findings
 from sbp.runtime.pipeline.program import CompiledPipeline
@@ -73,13 +73,13 @@ class Compilation(Generic[P, R]):
         if concrete:
             check_not_forked(f"{self}(...)")
         call = self.parameters.take(args, kwargs)
-        return call, self._slot(call, concrete).made
+        return call, self._slot(call, concrete).build
 
     def _to_run(self, call: Call) -> CompiledProgram | CompiledPipeline:
         """The program for a call with values; a call like an earlier one is not checked again."""
         if FORK.parent is not None:
             check_not_forked(f"{self}(...)")
-        seen = arguments.seen(call.leaves)
+        seen = arguments.leaves_key(call.leaves)
         key: Hashable = None
         if seen is not None:
             key = (call.tree, call.values(), seen, self._settings(), self._mesh(()))
@@ -91,7 +91,7 @@ class Compilation(Generic[P, R]):
             slot = self._slot(call, concrete=True)
             if key is not None:
                 self._seen[key] = slot
-        return slot.made
+        return slot.build
 
     def _settings(self) -> Hashable:
         """What a build depends on besides arguments: JAX's settings, and the rules."""
@@ -109,7 +109,7 @@ class Compilation(Generic[P, R]):
         placement = arguments.with_types(self.placement, call.leaves)
         settings = self._settings(), placement.axis_types
         key = (call.tree, call.values(), avals, settings, self._mesh(call.leaves))
-        slot, same = self._built.slot(key), self._built.beside(key)
+        slot, same = self._built.slot(key), self._built.siblings(key)
 
         def is_stale(built: CompiledProgram | CompiledPipeline) -> bool:
             """What was planned without a batch is planned again once there is one to plan exchanges from."""
@@ -125,15 +125,15 @@ class Compilation(Generic[P, R]):
         names = functools.partial(call.paths, self.fn)
         missing = list(self.parameters.check(call))
         found = [arguments.check_leaf(x, i, names, concrete) for i, x in enumerate(call.leaves)]
-        problems = [*missing, *modules.advised(found, call.traced(call.leaves))]
+        problems = [*missing, *modules.with_advice(found, call.trace_args(call.leaves))]
         problems += arguments.check_static(call.values())
         if concrete and not problems:
-            owners = Owners(call.donated(self.parameters.donate))
+            owners = Owners(call.donated_leaves(self.parameters.donate))
             problems += owners.check(call.leaves, layouts_of(call.leaves), names)
         if problems and not missing:
             known = [arguments.NOT_TAKEN if p else x for p, x in zip(found, call.leaves, strict=True)]
-            asked = given(self.in_sbp, call, self.parameters)
-            problems += asked.resolve(*call.traced(known), names(), self.placement)[1]
+            asked = bind_in_sbp(self.in_sbp, call, self.parameters)
+            problems += asked.resolve(*call.trace_args(known), names(), self.placement)[1]
         raise_all(problems)
 
     def _build(
@@ -152,13 +152,13 @@ class Compilation(Generic[P, R]):
           same: builds for that signature under other meshes of the user.
         """
         name, now = getattr(self.fn, "__name__", "program"), Shapes(call.paths(self.fn), tuple(avals))
-        with said("traced", name, why_built(now, self._shapes)):
+        with log_activity("traced", name, why_built(now, self._shapes)):
             traced_call = self._read(call, avals)
         for built in same:
             if is_same_program(built.traced, traced_call.traced):
                 return built
         self._shapes.append(now)
-        with said("planned", name, f" for {self.placement}"):
+        with log_activity("planned", name, f" for {self.placement}"):
             built = build(traced_call, placement, self.in_sbp, self.out_sbp, self.options, concrete)
         for note in built.plan.notes:
             if lazy.WHOLE in note:
@@ -178,10 +178,10 @@ class Compilation(Generic[P, R]):
         call = call.with_leaves(list(map(arguments.struct, avals)))
         traced_call = self._read(call, avals)
         ins, outs, _ = traced_call.signatures(self.in_sbp, self.out_sbp).on(self.placement)
-        name, donated = getattr(self.fn, "__name__", "program"), call.donated(self.parameters.donate)
+        name, donated = getattr(self.fn, "__name__", "program"), call.donated_leaves(self.parameters.donate)
         made = Reproduction(name, traced_call.traced, self.placement, ins, outs, self.options, donated)
         return made.text(failed, said)
 
     def _read(self, call: Call, avals: Sequence[arguments.Abstract]) -> TracedCall:
-        asked = given(self.in_sbp, call, self.parameters)
+        asked = bind_in_sbp(self.in_sbp, call, self.parameters)
         return read(self.fn, call, self.parameters, avals, asked, self.placement)

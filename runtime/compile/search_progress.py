@@ -59,7 +59,7 @@ class SearchLine:
 
 
 @contextmanager
-def searching(title: str, wanted: bool = True) -> Iterator[Progress | None]:
+def search_line(title: str, wanted: bool = True) -> Iterator[Progress | None]:
     """Shows a line while a search takes long; gives the function that takes the progress.
 
     None without a terminal at stderr, such as in notebooks or if output goes to a file.

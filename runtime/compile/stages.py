@@ -68,7 +68,7 @@ class Signatures:
         remarks = [*self.remarks, *self.in_sbp.notes(self.args, self.kwargs, self.traced.in_paths)]
         return remarks + scalar_notes(self.out_sbp, self.out, self.traced.out_paths, "out_sbp")
 
-    def asked(self) -> Asked:
+    def leaf_signatures(self) -> Asked:
         """The same for the leaves of a placement; an argument of several counts for the first one."""
         signed: dict[int, Placement] = {}
 
@@ -123,7 +123,7 @@ def build_pipeline(
         name=name,
         placement=placement,
         hardware=lambda p: options.hardware or hardware_for(p.kind),
-        asked=signatures.asked(),
+        asked=signatures.leaf_signatures(),
         ties=tied.arguments,
         cut=cut,
         rank_of=_rank_of(options.pipeline.schedule, len(set(cut)) or len(found)),

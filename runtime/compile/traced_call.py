@@ -32,10 +32,10 @@ from sbp.placement import Placement
 from sbp.runtime.cache.cache_folder import cache_of
 from sbp.runtime.call import arguments, modules
 from sbp.runtime.call.binding import Call, Parameters
-from sbp.runtime.call.in_sbp_binding import InSbpBinding, given
+from sbp.runtime.call.in_sbp_binding import InSbpBinding, bind_in_sbp
 from sbp.runtime.call.usage_errors import terms_of
 from sbp.runtime.compile.plan_reuse import ReusedPlan, adopt, given_plan
-from sbp.runtime.compile.search_progress import searching
+from sbp.runtime.compile.search_progress import search_line
 from sbp.runtime.compile.stages import Signatures, build_pipeline, is_pipeline
 from sbp.runtime.execute.compiled_program import CompiledProgram
 from sbp.runtime.execute.exchange_replan import counting_of
@@ -70,12 +70,12 @@ class TracedCall:
     traced: TracedProgram
     weak: tuple[bool, ...]
 
-    def keeping(self, share: float) -> TracedCall:
+    def with_kept_share(self, share: float) -> TracedCall:
         """The same with scans that keep a share of what they compute twice; see `Options.scan_kept`."""
         graph = keep_in_scans(self.traced.graph, share)
         return self if graph is self.traced.graph else replace(self, traced=replace(self.traced, graph=graph))
 
-    def constrained(
+    def constrain(
         self, placement: Placement, options: Options, follow: Callable[[Source], bool]
     ) -> tuple[TracedCall, ConstrainedGraph]:
         """The same with every annotation as a signature on a placement.
@@ -95,9 +95,9 @@ class TracedCall:
     def signatures(self, in_sbp: Prefix, out_sbp: Prefix) -> Signatures:
         """The user's signatures of its arguments and results."""
         graph = self.traced.graph
-        args, kwargs = self.call.traced([arguments.struct(a) for a in self.avals])
+        args, kwargs = self.call.trace_args([arguments.struct(a) for a in self.avals])
         out = jax.tree.unflatten(self.traced.out_tree, [graph.operand(x) for x in graph.outputs])
-        return Signatures(self.traced, args, kwargs, out, given(in_sbp, self.call, self.own), out_sbp)
+        return Signatures(self.traced, args, kwargs, out, bind_in_sbp(in_sbp, self.call, self.own), out_sbp)
 
 
 def read(
@@ -117,7 +117,7 @@ def read(
     Raises:
       SbpError: for signatures that do not fit, and modules whose state is lost; else the error of the trace.
     """
-    args, kwargs = call.traced([arguments.struct(a) for a in avals])
+    args, kwargs = call.trace_args([arguments.struct(a) for a in avals])
     weak: list[bool] = []
     watch = modules.ModuleWatch(fn, call.static)
 
@@ -135,7 +135,7 @@ def read(
         raise_all([*problems, *(e.problems if isinstance(e, SbpError) else ())] if problems else ())
         raise
     with cudnn_of(placement):
-        raise_all(watch.lost(call.full(args), kwargs))
+        raise_all(watch.lost_changes(call.full(args), kwargs))
     return TracedCall(fn, call, own, tuple(avals), traced, tuple(weak))
 
 
@@ -159,7 +159,7 @@ def _traced_as(
     avals: Sequence[arguments.Abstract],
     types: Sequence[NamedSharding | None],
 ) -> TracedProgram:
-    args, kwargs = call.traced([arguments.struct(*a) for a in zip(avals, types, strict=True)])
+    args, kwargs = call.trace_args([arguments.struct(*a) for a in zip(avals, types, strict=True)])
     return trace(fn, call.full(args), kwargs, sorted(call.static))
 
 
@@ -179,16 +179,19 @@ def build(
     Raises:
       SbpError: for invalid signatures, annotations or options, all problems of a kind at once.
     """
-    name, traced_call = getattr(traced_call.fn, "__name__", "program"), traced_call.keeping(options.scan_kept)
+    name, traced_call = (
+        getattr(traced_call.fn, "__name__", "program"),
+        traced_call.with_kept_share(options.scan_kept),
+    )
 
     def planned(
         follow: Callable[[Source], bool], progress: Progress | None = None
     ) -> tuple[CompiledProgram | CompiledPipeline, Sequence[IgnoredConstraint]]:
-        plain, constrained = traced_call.constrained(placement, options, follow)
+        plain, constrained = traced_call.constrain(placement, options, follow)
         signatures = replace(plain.signatures(in_sbp, out_sbp), remarks=constrained.notes)
         return _build(plain, placement, signatures, options, concrete, progress), constrained.ignored
 
-    with searching(f"planning {name}", options.progress) as progress:
+    with search_line(f"planning {name}", options.progress) as progress:
         built, ignored = planned(lambda source: options.constraints == FOLLOW, progress)
         notes = cost_notes(ignored, built.plan, lambda follow: planned(follow)[0].plan)
         if notes:
@@ -205,7 +208,7 @@ def _build(
     progress: Progress | None,
 ) -> CompiledProgram | CompiledPipeline:
     traced, call = traced_call.traced, traced_call.call
-    name, donate = getattr(traced_call.fn, "__name__", "program"), call.donated(traced_call.own.donate)
+    name, donate = getattr(traced_call.fn, "__name__", "program"), call.donated_leaves(traced_call.own.donate)
     if is_pipeline(traced.graph, placement) or options.pipeline.stages is not None:
         return build_pipeline(signatures, placement, options, name, donate, traced_call.weak, progress)
     if options.pipeline.schedule is not None:
@@ -227,7 +230,7 @@ def _build(
         cache=cache_of(options),
         reads_ahead=options.exchange.prefetch,
     )
-    if built.reads_ahead and built.ahead is None:
+    if built.reads_ahead and built.read_ahead is None:
         built.plan = replace(plan, notes=(*plan.notes, NOTHING_AHEAD))
     return built
 
@@ -264,7 +267,7 @@ def request_of(
         ties=tied.arguments,
         notes=(*signatures.notes, *tied.notes),
         terms=terms,
-        donated=call.donated(traced_call.own.donate),
+        donated=call.donated_leaves(traced_call.own.donate),
         sampled=functools.partial(with_samples, example=tuple(call.leaves)),
         taken=asked.taken,
     )

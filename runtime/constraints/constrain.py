@@ -83,7 +83,7 @@ def _constrained(program: Program[..., Any], call: Call, mesh: Mesh) -> PyTree:
 def _built(program: Program[..., Any], call: Call) -> CompiledProgram:
     """The program for the shapes of a call, planned as it was."""
     avals = (jax.typeof(x) for x in call.leaves)
-    args, kwargs = call.traced([struct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals])
+    args, kwargs = call.trace_args([struct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals])
     built = program._prepare(tuple(call.full(args)), {**kwargs, **call.static_kwargs})[1]
     assert isinstance(built, CompiledProgram)
     return built

@@ -43,11 +43,11 @@ class ConstrainedProgram(Device):
         """What the program gives on whole tensors, closed-over ones included."""
         graph, physical = self.physical.graph, self.physical
         given = zip(graph.inputs, physical.inputs, inputs, strict=True)
-        env: Env = {(v, nd): self.laid(x, nd) for v, nd, x in given}
+        env: Env = {(v, nd): self.lay_out(x, nd) for v, nd, x in given}
         self.run(physical.steps, env)
         return tuple(self.read(x, nd, env) for x, nd in zip(graph.outputs, physical.outputs, strict=True))
 
-    def laid(self, x: jax.Array, nd: NdSbp) -> jax.Array:
+    def lay_out(self, x: jax.Array, nd: NdSbp) -> jax.Array:
         """A tensor with a signature; as it is, where shards of it are still to be added up."""
         if has_partial(nd) or not x.ndim or core.is_key(x.dtype):
             return x
@@ -58,15 +58,15 @@ class ConstrainedProgram(Device):
         """A version of a value, or a scalar."""
         return cast("jax.Array", np.asarray(x.value, x.dtype)) if isinstance(x, Const) else env[x, nd]
 
-    def moved(self, x: jax.Array, step: Box) -> jax.Array:
+    def move_tensor(self, x: jax.Array, step: Box) -> jax.Array:
         """What is sent, after the move."""
-        return self.laid(x, step.move.after)
+        return self.lay_out(x, step.move.after)
 
     def bucket(self, steps: Sequence[Step], i: int, env: Env) -> int:
         """Moves of a bucket, each by itself; returns the position behind the first."""
         box = steps[i]
         assert isinstance(box, Box)
-        with self.marked(box):
+        with self.mark(box):
             self.move(box, env)
         return i + 1
 
@@ -80,7 +80,7 @@ class ConstrainedProgram(Device):
         node, strategy = step.node, step.strategy
         operands = [self.read(x, nd, env) for x, nd in zip(node.inputs, strategy.operands, strict=True)]
         results = core.bind(node.primitive, operands, dict(node.params))
-        laid = [self.laid(x, nd) for x, nd in zip(results, strategy.results, strict=True)]
+        laid = [self.lay_out(x, nd) for x, nd in zip(results, strategy.results, strict=True)]
         env.update(zip(writes(step), laid, strict=True))
 
 
@@ -93,14 +93,14 @@ class ExplicitProgram(ConstrainedProgram):
     if that has a rule for it; else the sum is added up first.
     """
 
-    def laid(self, x: jax.Array, nd: NdSbp) -> jax.Array:
+    def lay_out(self, x: jax.Array, nd: NdSbp) -> jax.Array:
         """A tensor with the type that a signature is; a sum stays one, and is none by this."""
         if core.is_key(x.dtype):
             return x
         waits = _spec(x).unreduced & self._partial(nd)
-        return reshard(x, self.typed(x.shape, nd, unreduced=waits))
+        return reshard(x, self.type_of(x.shape, nd, unreduced=waits))
 
-    def typed(self, shape: Sequence[int], nd: NdSbp, **partial: Any) -> NamedSharding:
+    def type_of(self, shape: Sequence[int], nd: NdSbp, **partial: Any) -> NamedSharding:
         """A signature as a type; what does not divide has none, and is whole.
 
         Arguments:
@@ -120,45 +120,47 @@ class ExplicitProgram(ConstrainedProgram):
         """Runs one op on whole tensors."""
         node, strategy = step.node, step.strategy
         operands = [self.read(x, nd, env) for x, nd in zip(node.inputs, strategy.operands, strict=True)]
-        run = self.scattered if node.op in SCATTERS else self.summed
+        run = self.scatter_op if node.op in SCATTERS else self.partial_op
         if node.op in LINEAR | SCATTERS and any(map(self._partial, (*strategy.operands, *strategy.results))):
             with contextlib.suppress(Exception):  # JAX refuses sums with one error or another
                 self.keep(step, run(step, operands), env)
                 return
-        added = [self.added(x, nd) for x, nd in zip(operands, strategy.operands, strict=True)]
+        added = [self.add_up(x, nd) for x, nd in zip(operands, strategy.operands, strict=True)]
         self.keep(step, self.automatic(step, added), env)
 
     def keep(self, step: Compute, results: Sequence[jax.Array], env: Env) -> None:
         """Adds results to what is there."""
-        laid = [self.laid(x, nd) for x, nd in zip(results, step.strategy.results, strict=True)]
+        laid = [self.lay_out(x, nd) for x, nd in zip(results, step.strategy.results, strict=True)]
         env.update(zip(writes(step), laid, strict=True))
 
-    def added(self, x: jax.Array, nd: NdSbp) -> jax.Array:
+    def add_up(self, x: jax.Array, nd: NdSbp) -> jax.Array:
         """An operand with its sum added up."""
-        return self.laid(x, tuple(B if isinstance(s, Partial) else s for s in nd)) if has_partial(nd) else x
+        return (
+            self.lay_out(x, tuple(B if isinstance(s, Partial) else s for s in nd)) if has_partial(nd) else x
+        )
 
-    def summed(self, step: Compute, operands: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    def partial_op(self, step: Compute, operands: Sequence[jax.Array]) -> Sequence[jax.Array]:
         """An op of JAX on sums that wait, or that makes one."""
         node, strategy = step.node, step.strategy
         waits = {a for x in operands for a in _spec(x).unreduced}
         if waits:
-            operands = [self.waiting(x, nd) for x, nd in zip(operands, strategy.operands, strict=True)]
+            operands = [self.as_partial(x, nd) for x, nd in zip(operands, strategy.operands, strict=True)]
         params, partial = dict(node.params), self._partial(strategy.results[0])
         made = partial.intersection(a for x in operands for a in _axes(_spec(x)))
         if made:
             shape = self.physical.graph.values[node.outputs[0]].shape
             unreduced = made | (partial & waits)
-            params["out_sharding"] = self.typed(shape, strategy.results[0], unreduced=unreduced)
+            params["out_sharding"] = self.type_of(shape, strategy.results[0], unreduced=unreduced)
         given = list[Any]()
         for x, nd in zip(operands, strategy.operands, strict=True):
             # What a sum is multiplied by is the same for all of its shards, which its type has to say.
             factor = node.op in FACTORS and waits and not _spec(x).unreduced
             given.append(
-                reshard(jax.numpy.asarray(x), self.typed(np.shape(x), nd, reduced=waits)) if factor else x
+                reshard(jax.numpy.asarray(x), self.type_of(np.shape(x), nd, reduced=waits)) if factor else x
             )
         return core.bind(node.primitive, given, params)
 
-    def scattered(self, step: Compute, operands: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    def scatter_op(self, step: Compute, operands: Sequence[jax.Array]) -> Sequence[jax.Array]:
         """Rows that are added to a table where they are, and are a sum.
 
         Only what adds up along an axis may leave automatic axes as a sum along it: JAX takes our word
@@ -169,9 +171,9 @@ class ExplicitProgram(ConstrainedProgram):
         split = set(_axes(_spec(ids))) & set(_axes(_spec(rows)))
         if not self._partial(nd) <= split:
             raise ValueError
-        zeros = self.added(core.zeros(table.shape, table.dtype), nd)
+        zeros = self.add_up(core.zeros(table.shape, table.dtype), nd)
         sums = self.automatic(step, [zeros, ids, rows], unreduced=self._partial(nd))
-        return [self.waiting(table, nd) + sums[0]]
+        return [self.as_partial(table, nd) + sums[0]]
 
     def automatic(
         self, step: Compute, operands: Sequence[jax.Array], unreduced: Collection[str] = ()
@@ -191,7 +193,7 @@ class ExplicitProgram(ConstrainedProgram):
 
         made = zip(node.outputs, step.strategy.results, strict=True)
         shapes = ((self.physical.graph.values[v].shape, nd) for v, nd in made)
-        outs = tuple(self.typed(shape, nd, unreduced=unreduced) for shape, nd in shapes)
+        outs = tuple(self.type_of(shape, nd, unreduced=unreduced) for shape, nd in shapes)
         return cast("Sequence[jax.Array]", jax.sharding.auto_axes(run, out_sharding=outs)(*given))
 
     def region(self, step: Border, env: Env) -> Region:
@@ -199,23 +201,23 @@ class ExplicitProgram(ConstrainedProgram):
 
         A sum that enters and is not carried is added up: jax 0.10 takes it for what each device has.
         """
-        region = super().region(step, {(v, nd): self.added(x, nd) for (v, nd), x in env.items()})
+        region = super().region(step, {(v, nd): self.add_up(x, nd) for (v, nd), x in env.items()})
 
         def body(k: int, entering: Mapping[int, jax.Array], leaving: Leaving) -> list[jax.Array]:
             found = region.body(k, entering, leaving)
-            return [self.waiting(x, nd) for x, (_, nd) in zip(found, leaving, strict=True)]
+            return [self.as_partial(x, nd) for x, (_, nd) in zip(found, leaving, strict=True)]
 
         outer, inside = dict(region.outer), zip(region.ports, region.inside, strict=True)
         for i, (port, nd) in enumerate(inside):
             if port.operand is not None and port.result is not None:
                 whole = self.read(step.node.inputs[port.operand], port.outer(nd), env)
-                outer[i] = self.waiting(whole, port.outer(nd))
+                outer[i] = self.as_partial(whole, port.outer(nd))
         return replace(region, outer=outer, body=body)
 
-    def waiting(self, x: jax.Array, nd: NdSbp) -> jax.Array:
+    def as_partial(self, x: jax.Array, nd: NdSbp) -> jax.Array:
         """A tensor that is a sum where its signature is."""
         axes = self._partial(nd)
-        return reshard(x, self.typed(x.shape, nd, unreduced=axes)) if axes else x
+        return reshard(x, self.type_of(x.shape, nd, unreduced=axes)) if axes else x
 
 
 def _spec(x: jax.Array) -> PartitionSpec:

@@ -110,7 +110,7 @@ def _plain(program: Program[P, R], call: Call, host: Sequence[Leaf]) -> list[jax
     """The results of the user's own function under `jax.jit`, without anything of the compiler's."""
 
     def run(*leaves: Leaf) -> list[jax.Array]:
-        dynamic, kwargs = call.traced(leaves)
+        dynamic, kwargs = call.trace_args(leaves)
         out = program.fn(*call.full(dynamic), **kwargs, **call.static_kwargs)
         return [jnp.asarray(x) for x in jax.tree.leaves(out)]
 

@@ -71,10 +71,10 @@ class Sketch:
     def __post_init__(self) -> None:
         self.counts = np.zeros((HASHES, self.admission.slots), np.uint16)
 
-    def seen(self, keys: Keys, counts: NDArray[np.int64]) -> SketchUpdate:
+    def count_batch(self, keys: Keys, counts: NDArray[np.int64]) -> SketchUpdate:
         """What a batch adds; nothing is counted yet."""
         salts = np.arange(1, HASHES + 1, dtype=np.uint64)[:, None] * np.uint64(_GOLDEN)
-        at = (mixed(keys.view(np.uint64) ^ salts) % np.uint64(self.admission.slots)).astype(np.intp)
+        at = (mix_bits(keys.view(np.uint64) ^ salts) % np.uint64(self.admission.slots)).astype(np.intp)
         times = np.minimum(self.counts[_WHICH, at].min(axis=0) + counts, np.iinfo(np.uint16).max)
         return SketchUpdate(at, times, times >= self.admission.least)
 
@@ -86,7 +86,7 @@ class Sketch:
 _WHICH = np.arange(HASHES)[:, None]
 
 
-def mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix_bits(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """A bijection of 64 bits in which every bit depends on every other: the finaliser of SplitMix64."""
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

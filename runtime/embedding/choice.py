@@ -178,7 +178,7 @@ def choose(
     uniform = {a[0]: p[1] for a, p in plans.items() if len(set(a)) == 1}
     uniform = {name: uniform[name] for name in LAYOUTS if name in uniform}
     return Choice(
-        search.placed(chosen),
+        search.place_features(chosen),
         batch,
         placement,
         hardware,
@@ -224,7 +224,7 @@ def _estimates(
         kind = replace(table, name="", placement=KINDS["rows"].make(1), optimizer=None), shapes
         if kind not in planned:
             names = [n for n in LAYOUTS if possible(table, n, step.placement.size)]
-            planned[kind] = MappingProxyType({n: step.alone(own, n) for n in names})
+            planned[kind] = MappingProxyType({n: step.table_cost(own, n) for n in names})
         out.append(planned[kind])
     return tuple(out)
 
@@ -246,7 +246,7 @@ class _Search:
     estimates: tuple[Estimates, ...]
     limit: float
 
-    def placed(self, assignment: TableLayouts) -> tuple[FeatureConfig, ...]:
+    def place_features(self, assignment: TableLayouts) -> tuple[FeatureConfig, ...]:
         """The features, their tables placed."""
         devices = self.step.placement.size
         tables = {
@@ -257,7 +257,7 @@ class _Search:
 
     def collection(self, assignment: TableLayouts) -> Collection:
         """All tables, placed."""
-        return collection_of(self.placed(assignment), self.step.placement.size, ROUNDED)
+        return collection_of(self.place_features(assignment), self.step.placement.size, ROUNDED)
 
     def best(self, names: Sequence[str], limit: float, most: int) -> TableLayouts | None:
         """The least sum of costs that fits, with some of the layouts and so many whole tables at most."""
@@ -270,11 +270,11 @@ class _Search:
         stacks = [kinds.index(k) for k in kinds]
         return cheapest(costs, memory, stacks, self.step.placement.size, limit, most)
 
-    def fitting(self, names: Sequence[str], most: int) -> TableLayouts | None:
+    def cheapest_fit(self, names: Sequence[str], most: int) -> TableLayouts | None:
         """The cheapest that fits once its tables are packed and its stacks rounded up."""
         limit = math.inf
         while (found := self.best(names, limit, most)) is not None:
-            over = self.step.held(self.collection(found)) - self.limit
+            over = self.step.held_bytes(self.collection(found)) - self.limit
             if over <= 0:
                 return found
             limit = self.limit if math.isinf(limit) else limit - max(over, CLOSER * self.limit)
@@ -293,7 +293,7 @@ class _Search:
         for size in range(len(LAYOUTS), 1, -1):
             for names in combinations(LAYOUTS, size):
                 for most in (every, self.step.placement.size) if "whole" in names else (every,):
-                    found = self.fitting(names, most)
+                    found = self.cheapest_fit(names, most)
                     if found is not None:
                         yield found
         yield self.smallest()
@@ -339,7 +339,7 @@ class _Search:
 
     def too_large(self) -> Problem:
         """Nothing fits."""
-        need = self.step.held(self.collection(self.smallest()))
+        need = self.step.held_bytes(self.collection(self.smallest()))
         devices = self.step.placement.size
         return problem(
             "choose(...)",

@@ -16,7 +16,15 @@ from sbp.compat.untyped import DType, PyTree, TreeDef, struct
 from sbp.errors import EmbeddingError, Problem
 from sbp.notation.resolve import to_partition_spec
 from sbp.placement import Placement, as_placement
-from sbp.runtime.embedding.initial import Stack, initial_stacks, joined, name_of, separated, stacks_of, uneven
+from sbp.runtime.embedding.initial import (
+    Stack,
+    initial_stacks,
+    name_of,
+    stack_array,
+    stacks_of,
+    table_arrays,
+    uneven,
+)
 from sbp.runtime.embedding.inputs import Entry, GivenIds, check_inputs, entries
 from sbp.runtime.embedding.keys import check_ids, problem
 from sbp.runtime.embedding.row_access import as_stack, read_rows, stack_leaves, write_rows
@@ -138,7 +146,7 @@ class Collection:
                     fix = "as unstack(params) gives it"
                     found.append(problem(f"table {part.name!r}", got, legal, why, fix))
         _raise(found)
-        return {name: joined(stack, tables, dtype) for name, stack in self.stacks.items()}
+        return {name: stack_array(stack, tables, dtype) for name, stack in self.stacks.items()}
 
     def unstack(self, params: Params) -> dict[str, jax.Array]:
         """Splits parameters into one array per table, with row `i` for id `i`, whole on every device.
@@ -148,7 +156,7 @@ class Collection:
         rows of tables that no device could hold.
         """
         self._check(params, rows_alone=True)
-        return {n: rows for s in self.stacks.values() for n, rows in separated(s, params[s.name]).items()}
+        return {n: rows for s in self.stacks.values() for n, rows in table_arrays(s, params[s.name]).items()}
 
     def check(self, inputs: Mapping[str, GivenIds]) -> Mapping[str, GivenIds]:
         """Checks every id and weight of a batch on the host, and gives the ids as int32.
@@ -189,7 +197,7 @@ class Collection:
         out: dict[str, jax.Array] = {}
         for name, stack in self.stacks.items():
             own = _of(stack, found)
-            out |= stack.pooled(stack.gather(params[name], stack.rows(own)), own)
+            out |= stack.pool(stack.gather(params[name], stack.rows(own)), own)
         return {f.name: out[f.name] for f in self.features}
 
     def read(self, tree: PyTree, table: str, ids: ArrayLike) -> PyTree:

@@ -123,7 +123,7 @@ class TableStep:
         plan = program.plan(*args)
         sent = {kind: wire_bytes for kind, (_, wire_bytes) in plan.by_kind().items()}
         largest = max(sent.items(), key=lambda item: item[1], default=None)
-        return plan, Estimate(plan.wire_bytes, plan.seconds, self.held(collection), largest)
+        return plan, Estimate(plan.wire_bytes, plan.seconds, self.held_bytes(collection), largest)
 
     def program(self, collection: Collection) -> tuple[Program[..., Any], tuple[PyTree, ...]]:
         """Lookup, pooling and update, and the shapes of its arguments; vectors leave, and gradients come,
@@ -154,7 +154,7 @@ class TableStep:
         )
         return program, (params, state, inputs, slopes)
 
-    def held(self, collection: Collection) -> float:
+    def held_bytes(self, collection: Collection) -> float:
         """Bytes of tables and optimizer state on one device."""
         tables, state, lying = self._stored(collection)
         pairs = [(x, tables[n]) for n, x in _structs(collection).items()]
@@ -173,7 +173,7 @@ class TableStep:
         hotness = (n for n in (feature.input_shape or ())[1:] if n is not None)
         return core.struct((self.batch, *hotness), np.dtype(np.int32))
 
-    def alone(self, features: Sequence[FeatureConfig], layout: str) -> Estimate:
+    def table_cost(self, features: Sequence[FeatureConfig], layout: str) -> Estimate:
         """The cost of one table under one layout, its features given.
 
         A stack of as many equal tables as there are devices is planned, and divided by their number: so whole

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sbp.compat.machine_code import compiled
+from sbp.compat.machine_code import compile_loops
 from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.key_index import Rows
 from sbp.runtime.embedding.keys import problem
@@ -134,12 +134,12 @@ def columns_of(policy: Policy, used: Counts, count: Counts) -> tuple[Counts, Cou
     return first, rest[0] if rest else np.zeros(first.size)
 
 
-@compiled
+@compile_loops
 def _less(a: Any, b: Any, row: Any, other_a: Any, other_b: Any, other: Any) -> Any:
     return a < other_a or (a == other_a and (b < other_b or (b == other_b and row < other)))
 
 
-@compiled
+@compile_loops
 def _sink(first: Any, second: Any, rows: Any, size: Any, at: Any) -> None:
     """Moves an element of a heap down to its place."""
     a, b, row = first[at], second[at], rows[at]
@@ -156,13 +156,13 @@ def _sink(first: Any, second: Any, rows: Any, size: Any, at: Any) -> None:
     first[at], second[at], rows[at] = a, b, row
 
 
-@compiled
+@compile_loops
 def _build(first: Any, second: Any, rows: Any, size: Any) -> None:
     for at in range(size // 2 - 1, -1, -1):
         _sink(first, second, rows, size, at)
 
 
-@compiled
+@compile_loops
 def _take(
     heap_first: Any,
     heap_second: Any,
@@ -193,7 +193,7 @@ def _take(
     return kept
 
 
-@compiled
+@compile_loops
 def _put(heap_first: Any, heap_second: Any, rows: Any, size: Any, new: Any, first: Any, second: Any) -> None:
     for i in range(new.size):
         at = size + i

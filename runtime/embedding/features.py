@@ -155,7 +155,7 @@ class Bags:
             list(chain(lists)), lengths, None if weights is None else list(chain(weights)), **options
         )
 
-    def padded(self, max_hotness: int, *, truncate: bool = False, feature: str = "bags") -> PaddedBags:
+    def pad(self, max_hotness: int, *, truncate: bool = False, feature: str = "bags") -> PaddedBags:
         """The same bags with fixed hotness, on the host.
 
         Arguments:
@@ -192,7 +192,7 @@ class KeyedBags:
     """Ragged bags of several features in one flat array, feature after feature; a pytree.
 
     `keyed["colour"]` gives the `Bags` of one feature. It shares the flat values, so a lookup of one feature
-    reads the rows of all. For models use `padded`.
+    reads the rows of all. For models use `pad`.
 
     Arguments:
       names: the features, in the order of their bags.
@@ -260,12 +260,10 @@ class KeyedBags:
     def __len__(self) -> int:
         return len(self.names)
 
-    def padded(
-        self, max_hotness: int | Mapping[str, int], *, truncate: bool = False
-    ) -> dict[str, PaddedBags]:
-        """Each feature with fixed hotness, on the host; see `Bags.padded`."""
+    def pad(self, max_hotness: int | Mapping[str, int], *, truncate: bool = False) -> dict[str, PaddedBags]:
+        """Each feature with fixed hotness, on the host; see `Bags.pad`."""
         most = max_hotness if isinstance(max_hotness, Mapping) else dict.fromkeys(self.names, max_hotness)
-        return {n: self[n].padded(most[n], truncate=truncate, feature=n) for n in self.names}
+        return {n: self[n].pad(most[n], truncate=truncate, feature=n) for n in self.names}
 
 
 def bags_problem(bags: Bags, size: int, feature: str) -> Problem | None:

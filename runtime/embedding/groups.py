@@ -13,17 +13,17 @@ from sbp.compat.untyped import DType
 from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.inputs import Entry
 from sbp.runtime.embedding.keys import problem
-from sbp.runtime.embedding.pooling import counts, divided
+from sbp.runtime.embedding.pooling import counts, divide
 from sbp.runtime.embedding.row_map import RowMap, map_of, spread_over
 from sbp.runtime.embedding.stacks import StoredPart, lookup, parts_of
 from sbp.runtime.embedding.tables import TableConfig, TableWise
 from sbp.runtime.lower.reference_interpreter import Tensor
 
 
-def packed(rows: Sequence[int], groups: int) -> tuple[tuple[int, ...], ...]:
+def pack_tables(rows: Sequence[int], groups: int) -> tuple[tuple[int, ...], ...]:
     """Indices of tables per group: the largest first, each to the group that is smallest so far.
 
-    >>> packed([5, 9, 4, 1], 2)
+    >>> pack_tables([5, 9, 4, 1], 2)
     ((1, 3), (0, 2))
     """
     filled: list[list[int]] = [[] for _ in range(groups)]
@@ -55,7 +55,7 @@ class TableStack:
     members: tuple[tuple[StoredPart, ...], ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        packs = packed([t.vocabulary_size for t in self.tables], self.placement.groups)
+        packs = pack_tables([t.vocabulary_size for t in self.tables], self.placement.groups)
         groups = tuple(parts_of([self.tables[i] for i in pack]) for pack in packs)
         object.__setattr__(self, "members", groups)
 
@@ -71,14 +71,14 @@ class TableStack:
         return len(self.members), rows, self.tables[0].embedding_dim
 
     @property
-    def meaning(self) -> Hashable:
+    def row_key(self) -> Hashable:
         """What the rows of the array are."""
         return tuple(tuple((p.name, p.rows, p.begin) for p in group) for group in self.members), self.shape
 
     @property
     def meaning_0_1(self) -> Hashable:
         """The same as version 0.1 has named it."""
-        return self.meaning
+        return self.row_key
 
     @property
     def split_dims(self) -> tuple[int, ...]:
@@ -100,7 +100,7 @@ class TableStack:
                 where = f"feature {e.feature.name!r}"
                 legal = "bags of fixed hotness"
                 why = f"{self.placement} pools on the device of the table, where all bags have one shape"
-                fix = "Bags.padded(max_hotness), or placement=RowWise()"
+                fix = "Bags.pad(max_hotness), or placement=RowWise()"
                 raise EmbeddingError(problem(where, "ragged Bags", legal, why, fix))
         return [
             [(e, part) for part in group for e in entries if e.feature.table == part.table]
@@ -132,7 +132,7 @@ class TableStack:
         """The vectors of some rows: the one lookup, group by group."""
         return jax.vmap(lookup)(array, rows)
 
-    def pooled(self, vectors: jax.Array, entries: Sequence[Entry]) -> dict[str, jax.Array]:
+    def pool(self, vectors: jax.Array, entries: Sequence[Entry]) -> dict[str, jax.Array]:
         """Each feature's result, of the vectors of `rows(entries)`.
 
         Weighted sums are taken before the exchange; what they are divided by belongs to the batch, and comes
@@ -150,7 +150,7 @@ class TableStack:
             for f, (e, _) in enumerate(group):
                 one = sums[g, f]
                 if e.weights is not None or not e.single:
-                    one = divided(one, partial(_counts, e, wide), str(e.feature.table.combiner), e.add)
+                    one = divide(one, partial(_counts, e, wide), str(e.feature.table.combiner), e.add)
                 out[e.feature.name] = one.astype(vectors.dtype)
                 e.feature.check_shape("output", one.shape, e.feature.output_shape)
         return out

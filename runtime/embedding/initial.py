@@ -49,7 +49,7 @@ def stacks_of(tables: Sequence[TableConfig], spread: bool, multiple: int) -> dic
         else:
             rows = isinstance(placement, RowWise)
             made = RowStack(f"dim{dim}", tuple(group), placement, multiple if rows else 1, spread and rows)
-        named = replace(made, name=name_of(dim, made.meaning))
+        named = replace(made, name=name_of(dim, made.row_key))
         out[named.name] = named
     return out
 
@@ -59,7 +59,7 @@ def name_of(dim: int, meaning: Hashable) -> str:
     return f"dim{dim}_{hashlib.sha256(repr(meaning).encode()).hexdigest()[:DIGITS]}"
 
 
-def joined(stack: Stack, tables: Mapping[str, jax.Array], dtype: DType | None) -> jax.Array:
+def stack_array(stack: Stack, tables: Mapping[str, jax.Array], dtype: DType | None) -> jax.Array:
     """The array of a stack, of the rows of each table by name; rows of nobody are zero."""
     rows = stack.row_map
     given = [jnp.asarray(tables[name], dtype or stack.tables[0].dtype) for name in rows.names]
@@ -70,7 +70,7 @@ def joined(stack: Stack, tables: Mapping[str, jax.Array], dtype: DType | None) -
     return flat.reshape(*rows.lead, *rest) if rest else flat
 
 
-def separated(stack: Stack, array: jax.Array) -> dict[str, jax.Array]:
+def table_arrays(stack: Stack, array: jax.Array) -> dict[str, jax.Array]:
     """The inverse of `_joined`."""
     rows = stack.row_map
     if array.shape[: len(rows.lead)] == rows.lead:

@@ -110,7 +110,7 @@ def entry(feature: FeatureConfig, given: GivenIds) -> Entry:
     return Entry(feature, ids, weights, bags, single)
 
 
-def named(features: Sequence[FeatureConfig], inputs: Mapping[str, GivenIds]) -> dict[str, GivenIds]:
+def inputs_by_name(features: Sequence[FeatureConfig], inputs: Mapping[str, GivenIds]) -> dict[str, GivenIds]:
     """The input of each feature, by name.
 
     Raises:
@@ -137,7 +137,7 @@ def entries(features: Sequence[FeatureConfig], inputs: Mapping[str, GivenIds]) -
     Raises:
       EmbeddingError: if an input cannot be taken, or if features differ in their number of examples.
     """
-    given = named(features, inputs)
+    given = inputs_by_name(features, inputs)
     out = {f.name: entry(f, given[f.name]) for f in features}
     first = out[features[0].name]
     for name, e in out.items():
@@ -148,7 +148,7 @@ def entries(features: Sequence[FeatureConfig], inputs: Mapping[str, GivenIds]) -
     return out
 
 
-def checked(feature: FeatureConfig, given: GivenIds) -> GivenIds | Problem:
+def check_ids(feature: FeatureConfig, given: GivenIds) -> GivenIds | Problem:
     """An input on the host with ids as int32 and everything checked, or the first thing that is wrong."""
     where, size = f"feature {feature.name!r}", feature.table.vocabulary_size
     if isinstance(given, Bags):
@@ -170,8 +170,8 @@ def check_inputs(features: Sequence[FeatureConfig], inputs: Mapping[str, GivenId
     Raises:
       EmbeddingError: every problem of the batch.
     """
-    given = named(features, inputs)
-    out = {f.name: checked(f, given[f.name]) for f in features}
+    given = inputs_by_name(features, inputs)
+    out = {f.name: check_ids(f, given[f.name]) for f in features}
     found = [p for p in out.values() if isinstance(p, Problem)]
     if found:
         raise EmbeddingError(*found)

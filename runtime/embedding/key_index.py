@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sbp.compat.machine_code import compiled
+from sbp.compat.machine_code import compile_loops
 
 Keys = NDArray[np.int64]
 Rows = NDArray[np.int32]
@@ -50,7 +50,7 @@ class KeyIndex:
         _add(self.keys, self.rows, np.ascontiguousarray(keys), np.ascontiguousarray(rows, np.int32))
 
 
-@compiled
+@compile_loops
 def _slot(key: Any, mask: Any) -> Any:
     """Where a key belongs: the finaliser of SplitMix64, so that every bit of a key counts."""
     bits = np.uint64(key)
@@ -59,7 +59,7 @@ def _slot(key: Any, mask: Any) -> Any:
     return np.int64((bits ^ (bits >> np.uint64(31))) & np.uint64(mask))
 
 
-@compiled
+@compile_loops
 def _find(slots: Any, rows: Any, keys: Any, out: Any) -> None:
     mask = slots.size - 1
     for i in range(keys.size):
@@ -69,7 +69,7 @@ def _find(slots: Any, rows: Any, keys: Any, out: Any) -> None:
         out[i] = rows[at]
 
 
-@compiled
+@compile_loops
 def _add(slots: Any, rows: Any, keys: Any, new: Any) -> None:
     mask = slots.size - 1
     for i in range(keys.size):
@@ -79,7 +79,7 @@ def _add(slots: Any, rows: Any, keys: Any, new: Any) -> None:
         slots[at], rows[at] = keys[i], new[i]
 
 
-@compiled
+@compile_loops
 def _remove(slots: Any, rows: Any, keys: Any) -> Any:
     """How many keys were there."""
     mask, removed = slots.size - 1, 0

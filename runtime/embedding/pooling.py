@@ -69,7 +69,7 @@ def counts(present: Tensor, weights: Weights | None, dtype: DType) -> Tensor:
     return present.astype(dtype) if weights is None else jnp.where(present, weights, 0).astype(dtype)
 
 
-def divided(summed: jax.Array, count: Callable[[], Tensor], combiner: str, add: Add) -> jax.Array:
+def divide(summed: jax.Array, count: Callable[[], Tensor], combiner: str, add: Add) -> jax.Array:
     """A weighted sum divided as the combiner says; zero where the divisor is, as for an empty bag.
 
     Arguments:
@@ -98,7 +98,7 @@ def combine(
     if weights is not None:
         terms = terms * counts(present(), weights, wide)[..., None]
     summed = add(terms)
-    return divided(summed, lambda: counts(present(), weights, wide), combiner, add).astype(rows.dtype)
+    return divide(summed, lambda: counts(present(), weights, wide), combiner, add).astype(rows.dtype)
 
 
 def pool(rows: jax.Array, bags: Bags | PaddedBags | ArrayLike, combiner: str | None = "mean") -> jax.Array:

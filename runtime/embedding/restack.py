@@ -50,7 +50,7 @@ class Restacking:
     then: Maps
     shapes: Mapping[str, tuple[int, ...]]
 
-    def saved(self) -> PyTree:
+    def saved_state(self) -> PyTree:
         """The state with the structure and shapes of what was saved."""
         items, tree = jax.tree.flatten_with_path(self.like, is_leaf=lambda x: _is_node(x, self.now))
         found: PyTree = jax.tree.unflatten(tree, [self._saved(keystr(path), x) for path, x in items])
@@ -58,9 +58,9 @@ class Restacking:
 
     def by_rows(self) -> set[str]:
         """The paths, in what was saved, of the arrays that change places row by row."""
-        return {leaf.path for leaf in stack_leaves(self.saved(), self.then) if leaf is not None}
+        return {leaf.path for leaf in stack_leaves(self.saved_state(), self.then) if leaf is not None}
 
-    def joined(self, saved: PyTree, keys: Sequence[str | int], take: Callable[..., Leaf]) -> PyTree:
+    def join(self, saved: PyTree, keys: Sequence[str | int], take: Callable[..., Leaf]) -> PyTree:
         """The state as it is wanted.
 
         Arguments:

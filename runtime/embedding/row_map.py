@@ -137,7 +137,7 @@ class RowMap:
         """Where the rows of the same stack lay in version 0.1."""
         return replace(self, spread=linear_spread(self.size, self.spread.chunks))
 
-    def described(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """The map as JSON has it."""
         parts = [list(x) for x in zip(self.names, self.rows, self.begins, strict=True)]
         spread = {"chunks": self.spread.chunks, "weights": list(self.spread.weights)}
@@ -152,7 +152,7 @@ def map_of(lead: Sequence[int], parts: Sequence[tuple[str, int, int]], spread: S
 
 
 def read_map(content: Mapping[str, Any]) -> RowMap:
-    """The map that `RowMap.described` has described."""
+    """The map that `RowMap.as_json` has written."""
     parts = [(str(name), int(rows), int(begin)) for name, rows, begin in content["parts"]]
     lead, how = [int(n) for n in content["lead"]], content["spread"]
     return map_of(lead, parts, Spread(math.prod(lead), int(how["chunks"]), tuple(map(int, how["weights"]))))

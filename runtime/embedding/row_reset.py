@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sbp.compat.untyped import PyTree
 from sbp.errors import EmbeddingError
 from sbp.lazy import Optimizer
-from sbp.runtime.embedding.admission import mixed
+from sbp.runtime.embedding.admission import mix_bits
 from sbp.runtime.embedding.collection import Collection
 from sbp.runtime.embedding.initial import initial_rows
 from sbp.runtime.embedding.keys import NO_ID, problem
@@ -53,7 +53,7 @@ def row_reset(tables: Collection, found: Mapping[str, Assignment], size: int) ->
         if filled[stack] <= size:
             at = slice(begin, begin + n)
             rows[stack][at] = np.asarray(tables.row_maps[stack].row(table, jnp.asarray(one.new_rows)))
-            seeds[stack][at] = mixed(one.new_keys.view(np.uint64)).astype(np.uint32)
+            seeds[stack][at] = mix_bits(one.new_keys.view(np.uint64)).astype(np.uint32)
     if over := {stack: n for stack, n in filled.items() if n > size}:
         got = ", ".join(f"{n} in stack {stack!r}" for stack, n in over.items()) + " rows that are new"
         why, fix = "a step is compiled for so many", "row_reset(..., size) of the ids in a batch"

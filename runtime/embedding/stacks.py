@@ -88,7 +88,7 @@ class RowStack:
         return -(-(last.begin + last.rows) // self.multiple) * self.multiple, self.tables[0].embedding_dim
 
     @property
-    def meaning(self) -> Hashable:
+    def row_key(self) -> Hashable:
         """What the rows of the array are."""
         return (*self.meaning_0_1, self.row_map.spread.weights) if self.chunks > 1 else self.meaning_0_1
 
@@ -139,7 +139,7 @@ class RowStack:
         """The vectors of some rows: the one lookup."""
         return lookup(array, rows)
 
-    def pooled(self, vectors: jax.Array, entries: Sequence[Entry]) -> dict[str, jax.Array]:
+    def pool(self, vectors: jax.Array, entries: Sequence[Entry]) -> dict[str, jax.Array]:
         """Each feature's result, of the vectors of `rows(entries)`."""
         axis, begin = vectors.ndim - 2, 0
         out: dict[str, jax.Array] = {}

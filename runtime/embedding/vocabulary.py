@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from sbp.errors import EmbeddingError
-from sbp.runtime.embedding.admission import Admission, Sketch, mixed
+from sbp.runtime.embedding.admission import Admission, Sketch, mix_bits
 from sbp.runtime.embedding.eviction import EvictionHeap, Policy, Refuse, columns_of
 from sbp.runtime.embedding.key_index import UNKNOWN, KeyIndex, Keys, Rows
 from sbp.runtime.embedding.keys import LIMITS, NO_ID, as_keys, problem
@@ -119,7 +119,7 @@ class Vocabulary:
         unique, inverse, counts = np.unique(array[real], return_inverse=True, return_counts=True)
         rows = self._index.find(unique)
         is_new = rows == UNKNOWN
-        seen = None if self._sketch is None else self._sketch.seen(unique[is_new], counts[is_new])
+        seen = None if self._sketch is None else self._sketch.count_batch(unique[is_new], counts[is_new])
         if seen is not None:
             is_new[is_new] = seen.admitted
         new_keys, held = unique[is_new], rows[rows != UNKNOWN]
@@ -358,8 +358,8 @@ def initial_rows(
       values `[..., dim]`.
     """
     start = np.asarray(as_keys(keys, "initial_rows(keys=...)")).view(np.uint64)
-    salt = mixed(np.array([seed & (2**64 - 1)], np.uint64) + np.uint64(_GOLDEN))
+    salt = mix_bits(np.array([seed & (2**64 - 1)], np.uint64) + np.uint64(_GOLDEN))
     steps = np.arange(1, dim + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-    bits = mixed(mixed(start[..., None] ^ salt) + steps)
+    bits = mix_bits(mix_bits(start[..., None] ^ salt) + steps)
     uniform = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return np.asarray((2 * uniform - 1) * scale).astype(dtype)

@@ -21,7 +21,7 @@ class BuildSlot(Generic[T]):
         self.lock = threading.RLock()
 
     @property
-    def made(self) -> T:
+    def build(self) -> T:
         """The build in this slot."""
         assert self.built is not None
         return self.built
@@ -51,13 +51,13 @@ class BuildCache(Generic[T]):
         with self._lock:
             return self._slots.setdefault(key, BuildSlot())
 
-    def beside(self, key: tuple[Hashable, ...]) -> list[T]:
+    def siblings(self, key: tuple[Hashable, ...]) -> list[T]:
         """The builds whose keys differ from `key` only in their last part.
 
         >>> builds = BuildCache()
         >>> builds.slot(("a", 1)).get(bool, lambda: "made")
         'made'
-        >>> builds.beside(("a", 2)), builds.beside(("b", 1))
+        >>> builds.siblings(("a", 2)), builds.siblings(("b", 1))
         (['made'], [])
         """
         found = [s for k, s in list(self._slots.items()) if isinstance(k, tuple) and k[:-1] == key[:-1]]

@@ -67,7 +67,7 @@ def progress_level() -> int:
 
 
 @contextmanager
-def said(what: str, name: str, more: str = "") -> Iterator[list[object]]:
+def log_activity(what: str, name: str, more: str = "") -> Iterator[list[object]]:
     """Logs an activity and its seconds; gives a list to which remarks can be added."""
     began = time.monotonic()
     words: list[object] = [more]

@@ -33,10 +33,10 @@ from sbp.passes.program.graph import Const
 from sbp.passes.program.trace import TracedProgram
 from sbp.passes.request import Request
 from sbp.rates.chips import CHIPS
-from sbp.runtime.cache.cache_folder import Cache, caching
+from sbp.runtime.cache.cache_folder import Cache, cache_context
 from sbp.runtime.call.donation import LeafSharding, Owners, distinct, layouts_of, own_copy
 from sbp.runtime.execute.build_cache import locked_property
-from sbp.runtime.execute.compile_log import said
+from sbp.runtime.execute.compile_log import log_activity
 from sbp.runtime.execute.exchange_replan import replan
 from sbp.runtime.execute.host_input_check import HostInputCheck
 from sbp.runtime.execute.keys_ahead import KeysAhead, key_program, read_ahead_structs
@@ -115,7 +115,7 @@ class CompiledProgram:
         """The owners of the memory of donated arguments."""
         return Owners(self.donate)
 
-    def jitted(
+    def jit(
         self,
         mesh: DeviceMesh,
         counting: KeyCounts | None = None,
@@ -142,7 +142,7 @@ class CompiledProgram:
         )
 
     @property
-    def ahead(self) -> ReadAhead | None:
+    def read_ahead(self) -> ReadAhead | None:
         """What a step does of the next batch; None for nothing."""
         physical = self.plan.physical
         assert physical is not None
@@ -151,7 +151,7 @@ class CompiledProgram:
     @locked_property
     def keys_ahead(self) -> KeysAhead | None:
         """The keys of the next batch; None if none are sent ahead."""
-        physical, ahead = self.plan.physical, self.ahead
+        physical, ahead = self.plan.physical, self.read_ahead
         assert physical is not None
         _, ins, consts = self.executable
         if ahead is None:
@@ -161,10 +161,10 @@ class CompiledProgram:
 
     def lowered_like(self, mesh: DeviceMesh) -> tuple[JittedFunction, Sequence[PyTree]]:
         """The program as a call runs it, and the shapes of what it takes beside its arguments."""
-        physical, ahead = self.plan.physical, self.ahead
+        physical, ahead = self.plan.physical, self.read_ahead
         assert physical is not None
         beside = () if ahead is None else read_ahead_structs(physical, mesh, ahead)
-        return self.jitted(mesh, ahead=ahead), beside
+        return self.jit(mesh, ahead=ahead), beside
 
     @locked_property
     def executable(self) -> tuple[JittedFunction, list[NamedSharding], list[jax.Array]]:
@@ -173,8 +173,8 @@ class CompiledProgram:
         assert physical is not None
         mesh = physical.placement.mesh
         ins, _ = shardings(physical, mesh)
-        ahead = self.ahead
-        jitted = self.jitted(mesh, self.counting, checked=True, ahead=ahead)
+        ahead = self.read_ahead
+        jitted = self.jit(mesh, self.counting, checked=True, ahead=ahead)
         beside = () if ahead is None else read_ahead_structs(physical, mesh, ahead)
         # Before anything is placed: that takes all processes, too.
         inputs = [physical.graph.values[v] for v in physical.graph.inputs]
@@ -191,15 +191,15 @@ class CompiledProgram:
         jitted, _, consts = self.executable
         note_call(self.shared)
         keys = self.keys_ahead
-        leaves = leaves if keys is None else keys.placed(leaves)
+        leaves = leaves if keys is None else keys.place(leaves)
         placed, away = self._placed(leaves, told=True)
         beside = [] if keys is None else keys.arguments(placed)
         if self.kept is None:
             with (
                 self.lock,
-                said("run once" if self.loaded else "compiled and run once", self.plan.name) as words,
+                log_activity("run once" if self.loaded else "compiled and run once", self.plan.name) as words,
             ):
-                with caching(self.cache) as cache:
+                with cache_context(self.cache) as cache:
                     begin_together(self.plan, lambda: self._compiled([*placed, *consts, *beside], cache))
                     out = block_until_ready(jitted(*placed, *consts, *beside))  # too little memory shows here
                 words.append(cache)

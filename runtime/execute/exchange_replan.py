@@ -74,7 +74,7 @@ def replan(built: ExchangeReplan, leaves: Sequence[Leaf]) -> None:
       leaves: the arguments at hand.
     """
     assert built.counting is not None
-    found = built.counting.crowded()
+    found = built.counting.crowded_exchanges()
     if not found:
         return
     built.counting.watches = False

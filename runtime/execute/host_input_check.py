@@ -59,7 +59,9 @@ class HostInputCheck:
         if not first and not new:
             return
         self.known.update(new)
-        differs = process_group.differing(name, {str(i): digest(given[i][0]) for i in new if given[i][1]})
+        differs = process_group.differing_keys(
+            name, {str(i): digest(given[i][0]) for i in new if given[i][1]}
+        )
         if differs:
             raise ArgumentError(*(_not_alike(name, paths[int(i)], *two) for i, two in differs.items()))
 

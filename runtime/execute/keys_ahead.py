@@ -64,7 +64,7 @@ class KeysAhead:
         """Takes the arguments of the next call but one: the call behind the next one."""
         self.announced = [leaves[i] for i in self.ahead.inputs]
 
-    def placed(self, leaves: Sequence[Leaf]) -> list[Leaf]:
+    def place(self, leaves: Sequence[Leaf]) -> list[Leaf]:
         """The arguments of a call; those that were announced are on the devices already."""
         out, sent = list(leaves), self.sent
         if sent is None:

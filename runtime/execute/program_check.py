@@ -124,7 +124,7 @@ def begin_together(plan: Plan, compiled: Callable[[], object]) -> None:
     others = process_group()
     if others is not None:
         compiled()
-        others.gathered(f"{plan.name} to be compiled", None)
+        others.gather(f"{plan.name} to be compiled", None)
 
 
 def note_call(program: SharedProgram | None) -> None:
@@ -146,7 +146,7 @@ def explain(error: BaseException) -> None:
       ProcessError: if the processes run different programs.
     """
     others = process_group()
-    why = None if others is None else others.explained(error)
+    why = None if others is None else others.explain_error(error)
     if why is not None:
         raise why from error
 

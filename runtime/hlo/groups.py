@@ -12,7 +12,7 @@ from sbp.runtime.hlo.parser import (
     HloTextError,
     Instruction,
     Tokens,
-    closing,
+    closing_bracket,
     integers,
     pairs,
     split,
@@ -58,7 +58,7 @@ def device_groups(instruction: Instruction, header: dict[str, str]) -> Groups:
       HloTextError: if the groups are written in no notation that is known.
     """
     moves = moves_of(instruction)
-    return groups_of(instruction, header) if moves is None else connected(moves)
+    return groups_of(instruction, header) if moves is None else connected_groups(moves)
 
 
 def moves_of(instruction: Instruction) -> Moves | None:
@@ -77,7 +77,7 @@ def _pairs(tokens: Tokens) -> Moves:
     return tuple(zip(ids[::2], ids[1::2], strict=True))
 
 
-def connected(moves: Iterable[tuple[int, int]]) -> Groups:
+def connected_groups(moves: Iterable[tuple[int, int]]) -> Groups:
     """The sets of devices that pairs connect; a device that sends only to itself is a set of one."""
     return tuple(tuple(sorted(group)) for group in nx.connected_components(nx.Graph(list(moves))))
 
@@ -91,8 +91,8 @@ def _listed(tokens: Tokens) -> Groups:
     if not tokens:
         return ()
     if tokens[0] == "[":
-        sizes = integers(tokens[1 : closing(tokens, 0)])
-        return _rows(_iota(tokens[closing(tokens, 0) + 1 :]).reshape(sizes[0], -1))
+        sizes = integers(tokens[1 : closing_bracket(tokens, 0)])
+        return _rows(_iota(tokens[closing_bracket(tokens, 0) + 1 :]).reshape(sizes[0], -1))
     if tokens[0] == "{":
         return tuple(tuple(integers(part)) for part in split(tokens[1:-1]))
     if "{" not in tokens:
@@ -103,7 +103,7 @@ def _listed(tokens: Tokens) -> Groups:
 def _iota(tokens: Tokens) -> NDArray[Any]:
     """`<=[2,4]T(1,0)`: the numbers from 0 in that shape, transposed."""
     opening = tokens.index("[")
-    close = closing(tokens, opening)
+    close = closing_bracket(tokens, opening)
     sizes = integers(tokens[opening + 1 : close])
     ids = np.arange(math.prod(sizes)).reshape(sizes)
     order = integers(tokens[close + 1 :])

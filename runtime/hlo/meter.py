@@ -207,14 +207,19 @@ class _Walk:
         if opcode == "while":
             return self._while(computation, instruction)
         if opcode == "conditional":
-            names = instruction.called("branch_computations", "true_computation", "false_computation")
+            names = instruction.called_computations(
+                "branch_computations", "true_computation", "false_computation"
+            )
             branches = [self.measure(name) for name in names]
             dearest = max(branches, key=lambda meter: (meter.wire_bytes, meter.overflow_wire_bytes))
             return replace(dearest, unknown_trip_counts=_total(branches).unknown_trip_counts)
         return Meter(())
 
     def _while(self, computation: Computation, instruction: Instruction) -> Meter:
-        (condition_name,), (body_name,) = instruction.called("condition"), instruction.called("body")
+        (condition_name,), (body_name,) = (
+            instruction.called_computations("condition"),
+            instruction.called_computations("body"),
+        )
         condition, body = self.measure(condition_name), self.measure(body_name)
         if instruction.is_overflow:
             return _kept_apart(_total([condition, body]))

@@ -130,7 +130,7 @@ def _started(module: Module, computation: Computation, name: str) -> str:
     x = computation.instructions.get(name)
     while x is not None and x.opcode.endswith("-done"):
         x = computation.instructions.get(x.operands[0])
-    for called in x.called("calls") if x is not None and x.opcode == "async-start" else ():
+    for called in x.called_computations("calls") if x is not None and x.opcode == "async-start" else ():
         return module.computations[called].root
     return name if x is None else x.name
 

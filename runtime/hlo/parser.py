@@ -48,14 +48,14 @@ class Instruction:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def called(self, *attributes: str) -> list[str]:
+    def called_computations(self, *attributes: str) -> list[str]:
         tokens = [token for key in attributes for token in self.attributes.get(key, ())]
         return [bare(token) for token in tokens if token not in ("{", "}", ",")]
 
     @property
     def inner(self) -> list[str]:
         """The computations inside it: of a fusion, a call, a custom call or an asynchronous start."""
-        return self.called("calls", "to_apply", "called_computations")
+        return self.called_computations("calls", "to_apply", "called_computations")
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -169,7 +169,7 @@ def _add_instruction(computation: Computation, statement: Tokens) -> None:
     name = bare(statement[is_root])
     start = 2 + is_root
     after_shape = _skip_shape(statement, start)
-    close = closing(statement, after_shape + 1)
+    close = closing_bracket(statement, after_shape + 1)
     attributes = {part[0]: part[2:] for part in split(statement[close + 1 :]) if part[1:2] == ["="]}
     arguments = statement[after_shape + 2 : close]
     computation.instructions[name] = Instruction(
@@ -182,14 +182,14 @@ def _add_instruction(computation: Computation, statement: Tokens) -> None:
 def _skip_shape(tokens: Tokens, start: int) -> int:
     """The index after the shape at `start`: a tuple, or dtype[dims] with an optional layout."""
     if tokens[start] == "(":
-        return closing(tokens, start) + 1
+        return closing_bracket(tokens, start) + 1
     if tokens[start + 1] != "[":
         return start
-    end = closing(tokens, start + 1) + 1
-    return closing(tokens, end) + 1 if tokens[end] == "{" else end
+    end = closing_bracket(tokens, start + 1) + 1
+    return closing_bracket(tokens, end) + 1 if tokens[end] == "{" else end
 
 
-def closing(tokens: Tokens, start: int) -> int:
+def closing_bracket(tokens: Tokens, start: int) -> int:
     """The index of the bracket that closes the one at `start`."""
     depth = 0
     for index in range(start, len(tokens)):

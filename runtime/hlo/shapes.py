@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from sbp.runtime.hlo.parser import HloTextError, Tokens, closing, integers
+from sbp.runtime.hlo.parser import HloTextError, Tokens, closing_bracket, integers
 
 # Sub-byte types take a whole byte unless the layout says E(bits), as in XLA's own ShapeUtil.
 _DTYPES_OF_BYTES = {
@@ -65,9 +65,11 @@ def _array(shape: Tokens, index: int) -> ArrayShape:
     if dtype not in _DTYPE_BYTES:
         known = ", ".join(sorted(_DTYPE_BYTES))
         raise HloTextError(f"unknown element type {dtype!r} in shape {''.join(shape)}; known: {known}")
-    close = closing(shape, index + 1)
+    close = closing_bracket(shape, index + 1)
     dims = tuple(integers(shape[index + 2 : close]))
-    layout = shape[close + 1 : closing(shape, close + 1)] if shape[close + 1 : close + 2] == ["{"] else ()
+    layout = (
+        shape[close + 1 : closing_bracket(shape, close + 1)] if shape[close + 1 : close + 2] == ["{"] else ()
+    )
     packed, space = _parts(layout, "E"), _parts(layout, "S")
     elements = math.prod(dims)
     size = -(-elements * packed[0] // 8) if packed else elements * _DTYPE_BYTES[dtype]

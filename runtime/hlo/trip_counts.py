@@ -85,7 +85,7 @@ class _Frame:
             case "compare", [_Affine() as left, _Affine() as right]:
                 return _Compare(instruction.attributes["direction"][0], left, right)
             case "fusion" | "call", _:
-                callee = self._module[instruction.called("calls", "to_apply")[0]]
+                callee = self._module[instruction.called_computations("calls", "to_apply")[0]]
                 return _Frame(self._module, callee, operands).value(callee.root)
         return None
 
@@ -98,7 +98,7 @@ class _Loop:
         if loop.shape[0] != "(":
             slots = _Affine(0, 0)
         self._before = _elements(_Frame(module, computation, ()).value(loop.operands[0]))
-        condition, body = (module[loop.called(key)[0]] for key in ("condition", "body"))
+        condition, body = (module[loop.called_computations(key)[0]] for key in ("condition", "body"))
         self._test = _Frame(module, condition, [slots]).value(condition.root)
         self._after = _elements(_Frame(module, body, [slots]).value(body.root))
 

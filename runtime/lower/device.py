@@ -65,7 +65,7 @@ class Device:
             if isinstance(step, Compute):
                 i = self.ops(steps, i, env)
                 continue
-            with self.marked(step):
+            with self.mark(step):
                 if isinstance(step, Box):
                     self.move(step, env)
                 else:
@@ -91,9 +91,11 @@ class Device:
             x, _ = optimization_barrier((x, env[step.after]))
         if step.move.kind == "all_to_all" and step.value in self.in_order:
             x = dims_in_order(x)
-        env[step.value, step.move.after] = _widened(self.moved(x, step), env[step.value, step.move.before])
+        env[step.value, step.move.after] = _widened(
+            self.move_tensor(x, step), env[step.value, step.move.before]
+        )
 
-    def moved(self, x: jax.Array, step: Box) -> jax.Array:
+    def move_tensor(self, x: jax.Array, step: Box) -> jax.Array:
         """The sent tensor after the move."""
         placement, shape = self.physical.placement, self.physical.graph.values[step.value].shape
         return apply_move(x, step.move, shape, placement.shape, placement.axes, self.coords, owned=step.owned)
@@ -107,18 +109,18 @@ class Device:
                 break
             boxes.append(step)
         sends = [FusedSend(_as_sent(b, env), b.move, values[b.value].shape, b.owned) for b in boxes]
-        with self.marked(*boxes):
+        with self.mark(*boxes):
             moved = apply_bucket(sends, placement.shape, placement.axes)
         for b, x in zip(boxes, moved, strict=True):
             env[b.value, b.move.after] = _widened(x, env[b.value, b.move.before])
         return i + len(boxes)
 
-    def marked(self, *steps: Step) -> AbstractContextManager[None]:
+    def mark(self, *steps: Step) -> AbstractContextManager[None]:
         """A context in which traced ops have the user's line and the rows of the plan."""
         source = steps[0].source if isinstance(steps[0], Box) else steps[0].node.source
         marks = "+".join(self.marks[id(s)] for s in steps if id(s) in self.marks)
         rows = scope_of_rows([row for s in steps for row in s.rows])
-        return core.marked(source.info, "/".join(filter(None, (scope_of_rows([marks]), rows))))
+        return core.source_context(source.info, "/".join(filter(None, (scope_of_rows([marks]), rows))))
 
     def barrier(self, steps: Sequence[Step], i: int, env: Env) -> int:
         """Lowers all ops of one barrier as one; returns the position after them."""
@@ -132,7 +134,7 @@ class Device:
             group.append(step)
             i += 1
         reads = [(s.node.inputs[0], s.strategy.operands[0]) for s in group]
-        with self.marked(first):
+        with self.mark(first):
             held = optimization_barrier(tuple(env[x, nd] for x, nd in reads if not isinstance(x, Const)))
         env.update(zip(((s.node.outputs[0], s.strategy.results[0]) for s in group), held, strict=True))
         return i
@@ -148,7 +150,7 @@ class Device:
             if not isinstance(step, Compute) or (some and not 0 <= step.bucket == some[0].bucket):
                 break
             some.append(step)
-        with self.marked(*some):
+        with self.mark(*some):
             self.compute(some, env)
         return i + len(some)
 
@@ -157,7 +159,7 @@ class Device:
         counts: list[list[Tally]] = [[] for _ in steps]
         ops = [self.local_op(s, self.operands(s, env), c, []) for s, c in zip(steps, counts, strict=True)]
         self.sent.update(send_keys([op for op in ops if op.keys not in self.sent]))
-        made = run_bodies([op.given(self.sent) for op in ops])
+        made = run_bodies([op.with_keys(self.sent) for op in ops])
         for step, results, tallies in zip(steps, made, counts, strict=True):
             env.update(zip(writes(step), results, strict=True))
             if self.reports is not None:
@@ -188,7 +190,7 @@ class Device:
         wired = list(zip(ports(step.node), step.inside, strict=True))
 
         def body(k: int, entering: Mapping[int, jax.Array], leaving: Leaving) -> list[jax.Array]:
-            inner = self.entered(step, k, entering, env)
+            inner = self.body_env(step, k, entering, env)
             replace(self, reports=None, sent={**self.sent}).run(step.bodies[k], inner)
             return [self.read(x, nd, inner) for x, nd in leaving]
 
@@ -199,7 +201,7 @@ class Device:
         }
         return Region(step.node, tuple(p for p, _ in wired), step.inside, outer, body)
 
-    def entered(self, step: Border, k: int, entering: Mapping[int, jax.Array], env: Env) -> Env:
+    def body_env(self, step: Border, k: int, entering: Mapping[int, jax.Array], env: Env) -> Env:
         """The environment of a body.
 
         Arguments:

@@ -90,7 +90,7 @@ class KeyCounts:
     totals: NDArray[np.int64] | None = None
     rounds: NDArray[np.int64] | None = None
 
-    def stacked(self, reports: Sequence[ExchangeReport]) -> jax.Array:
+    def stack(self, reports: Sequence[ExchangeReport]) -> jax.Array:
         """The counts that a device returns beside its results; called while it is traced.
 
         "1 exchanges 4", the numbers of a `Tally`; without keys only its last one, "1 exchanges 1".
@@ -116,7 +116,7 @@ class KeyCounts:
         self.fold()
         return replace(self, watches=False, waiting=None, exchanges=[], pending=[])
 
-    def crowded(self) -> list[tuple[Node, int]]:
+    def crowded_exchanges(self) -> list[tuple[Node, int]]:
         """Exchanges that took many rounds in a recent call, with the number of rounds.
 
         It waits for no device. Several processes must decide alike before the same call: there it reads the

@@ -35,17 +35,17 @@ class LocalOp:
     dtypes: Sequence[DType]
     keys: Hashable | None = None
 
-    def begun(self) -> Sequence[jax.Array] | Sending[list[jax.Array]]:
+    def begin(self) -> Sequence[jax.Array] | Sending[list[jax.Array]]:
         """What the body returns."""
         own = self.node.rule.body if self.node.rule is not None else None
         return self.ctx.bind(*self.operands) if own is None else own(self.ctx, *self.operands)
 
-    def sent(self) -> Sending[PyTree]:
+    def send(self) -> Sending[PyTree]:
         """The part of the body that sends the keys."""
         assert self.node.rule is not None and self.node.rule.keys is not None
         return self.node.rule.keys(self.ctx, *self.operands)
 
-    def given(self, sent: Mapping[Hashable, PyTree]) -> LocalOp:
+    def with_keys(self, sent: Mapping[Hashable, PyTree]) -> LocalOp:
         """The same with its keys, if they are sent already."""
         known = None if self.keys is None else sent.get(self.keys)
         return self if known is None else replace(self, ctx=replace(self.ctx, keys=known))
@@ -57,9 +57,12 @@ def run_bodies(ops: Sequence[LocalOp]) -> list[Sequence[jax.Array]]:
     Raises:
       RuleError: if a body does not return a shard of every result, or sends what the rule does not declare.
     """
-    results = results_of([op.begun() for op in ops])
+    results = results_of([op.begin() for op in ops])
     for op, made in zip(ops, results, strict=True):
-        found = [*_result_problems(op.node, op.ctx, made, op.dtypes), *undeclared(op.node, op.ctx)]
+        found = [
+            *_result_problems(op.node, op.ctx, made, op.dtypes),
+            *undeclared_collectives(op.node, op.ctx),
+        ]
         raise_all(at_line(p, op.node) for p in found)
     return results
 
@@ -70,7 +73,7 @@ def send_keys(ops: Iterable[LocalOp]) -> dict[Hashable, PyTree]:
     for op in ops:
         if op.keys is not None:
             some.setdefault(op.keys, op)
-    return dict(zip(some, run_together([op.sent() for op in some.values()]), strict=True))
+    return dict(zip(some, run_together([op.send() for op in some.values()]), strict=True))
 
 
 def _result_problems(node: Node, ctx: Context, results: object, dtypes: Sequence[DType]) -> Iterator[Problem]:
@@ -98,7 +101,7 @@ def _result_problems(node: Node, ctx: Context, results: object, dtypes: Sequence
         yield Problem("rule", f"{where}, result {i}", _text(x), want, why, fix)
 
 
-def undeclared(node: Node, ctx: Context) -> Iterator[Problem]:
+def undeclared_collectives(node: Node, ctx: Context) -> Iterator[Problem]:
     """Collectives that the body runs and the rule does not declare.
 
     Of rounds whose number depends on data the first is declared. The reductions by which devices agree on

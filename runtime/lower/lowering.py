@@ -60,7 +60,7 @@ class ProgramName:
         """The function under this name."""
 
         def run(*args: jax.Array) -> Shards:
-            with core.marked(self.source.info):
+            with core.source_context(self.source.info):
                 return fn(*args)
 
         run.__name__ = run.__qualname__ = self.name
@@ -105,7 +105,7 @@ def device_function(
                 env.update(zip(section.held, held, strict=True))
         leaving = list(zip(graph.outputs, physical.outputs, strict=True))
         outs = tuple(device.read(x, nd, env) for x, nd in leaving)
-        counts = () if counting is None or reports is None else (counting.stacked(reports),)
+        counts = () if counting is None or reports is None else (counting.stack(reports),)
         return (*outs, *counts, *device.end(leaving, env), *keys)
 
     return run

@@ -37,7 +37,7 @@ def sent_ahead(device: Device, ahead: ReadAhead, env: Env, following: Sequence[j
         ids = {i: device.read(x, step.strategy.operands[i], inner) for i, x in ids_of(step)}
         operands = [ids.get(i) for i in range(len(step.node.inputs))]
         ops.append(device.local_op(step, operands, None, []))
-    with device.marked(*ahead.senders.values()):
+    with device.mark(*ahead.senders.values()):
         sent = send_keys(ops)
     return tuple(jax.tree.map(lambda x: x[None], sent[keys]) for keys in ahead.senders)
 

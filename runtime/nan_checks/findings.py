@@ -113,7 +113,7 @@ def look(
     rows = rows_of(flags)
     if not any(row[ANY] for _, row in rows):
         return
-    mine = found(rows, watch, physical, paths)
+    mine = finding_of(rows, watch, physical, paths)
     raise_first([mine] if mine is not None else [], name, watch.legal)
 
 
@@ -123,7 +123,7 @@ def rows_of(flags: jax.Array) -> list[tuple[int, NDArray[np.int32]]]:
     return sorted(shards, key=lambda x: x[0])
 
 
-def found(
+def finding_of(
     rows: Sequence[tuple[int, NDArray[np.int32]]],
     watch: NanProbe,
     physical: Physical,
@@ -203,7 +203,7 @@ def raise_first(mine: Sequence[Finding], name: str, legal: str) -> None:
     every = list(mine)
     others = process_group()
     if others is not None:
-        told = others.gathered(f"what {name} has found", [vars(f) for f in mine])
+        told = others.gather(f"what {name} has found", [vars(f) for f in mine])
         lists = ("order", "ranks")
         every = [Finding(**{**f, **{k: tuple(f[k]) for k in lists}}) for fs in told for f in fs]
     if any(f.where for f in every):

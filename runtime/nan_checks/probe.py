@@ -136,7 +136,7 @@ class CheckedDevice(Device):
         """Executes `steps`, and stores the findings at their end."""
         here = replace(self, seen=[])
         super(CheckedDevice, here).run(steps, env)
-        here.noted(env)
+        here.note_first(env)
 
     def begin(self, ins: Leaving, env: Env) -> None:
         """Checks the arguments."""
@@ -181,14 +181,14 @@ class CheckedDevice(Device):
         return found
 
     def note(self, site: ProbedOp, operands: Sequence[jax.Array | NotFinite], env: Env) -> None:
-        """Checks a result; `noted` stores the finding."""
+        """Checks a result; `note_first` stores the finding."""
         made = self.kinds(site.value, site.nd, env)
         if isinstance(made, NotFinite):
             return
         self.watch.sites.append(site)
         self.seen.append(ProbeFinding(len(self.watch.sites), made, operands))
 
-    def noted(self, env: Env) -> None:
+    def note_first(self, env: Env) -> None:
         """Stores the first bad finding since this was called last.
 
         All at once: marks that change with every op would be a chain of thousands of fusions, each of which
@@ -228,17 +228,17 @@ class CheckedDevice(Device):
     def move(self, step: Box, env: Env) -> None:
         """Moves a tensor, and checks it if the move adds up."""
         super().move(step, env)
-        self.added(step, env)
+        self.check_sum(step, env)
 
     def bucket(self, steps: Sequence[Step], i: int, env: Env) -> int:
         """As `move`, of all in a bucket."""
         end = super().bucket(steps, i, env)
         for step in steps[i:end]:
             if isinstance(step, Box):
-                self.added(step, env)
+                self.check_sum(step, env)
         return end
 
-    def added(self, step: Box, env: Env) -> None:
+    def check_sum(self, step: Box, env: Env) -> None:
         """Checks the result of a move that adds up."""
         before, after = step.move.before, step.move.after
         pairs = zip(before, after, strict=True)
@@ -250,7 +250,7 @@ class CheckedDevice(Device):
 
     def border(self, step: Border, env: Env) -> None:
         """Runs a loop or a branch, with the marks as one more carried value."""
-        self.noted(env)
+        self.note_first(env)
         outs = CONTROL[step.node.op].lower(self.region(step, env))
         wired = [p for p in ports(step.node) if p.result is not None]
         stacked = sum(p.stacked and p.operand is None for p in wired)
@@ -270,10 +270,10 @@ class CheckedDevice(Device):
             outer={**found.outer, at: env[MARKS]},
         )
 
-    def entered(self, step: Border, k: int, entering: Mapping[int, jax.Array], env: Env) -> Env:
+    def body_env(self, step: Border, k: int, entering: Mapping[int, jax.Array], env: Env) -> Env:
         """The environment of a body."""
         at = len(ports(step.node))
-        inner = super().entered(step, k, {i: x for i, x in entering.items() if i != at}, env)
+        inner = super().body_env(step, k, {i: x for i, x in entering.items() if i != at}, env)
         return {**inner, MARKS: entering[at]}
 
 

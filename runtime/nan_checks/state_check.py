@@ -105,7 +105,7 @@ def first_not_finite(where: str, leaves: Sequence[str]) -> str:
     return f"{where}: {', '.join(leaves[:MOST_SHOWN])} not finite in the first step that is saved"
 
 
-def zeroed(where: str, leaves: Sequence[str]) -> str:
+def zero_warning(where: str, leaves: Sequence[str]) -> str:
     """A warning: parameters have become zero."""
     return f"{where}: all elements of {', '.join(leaves[:MOST_SHOWN])} have become zero"
 

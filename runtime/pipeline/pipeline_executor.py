@@ -91,7 +91,7 @@ class PipelineExecutor:
         """
         stores = self.begin(placed)
         if self.schedule is not None:
-            (self.threaded if threads else self.driven)(stores, record)
+            (self.run_with_threads if threads else self.run_with_driver)(stores, record)
         out = self.end(stores)
         if seen is not None:
             seen += [s for store in stores for s in store.seen]
@@ -102,29 +102,29 @@ class PipelineExecutor:
         stores = [BufferStore() for _ in self.executors]
         for store, arrays in zip(stores, placed, strict=True):
             store.put({(slot, OUTSIDE): x for slot, x in arrays.items()})
-        self.once(stores, Phase.BEFORE)
+        self.run_once(stores, Phase.BEFORE)
         if self.schedule is not None:
             self.fetch(stores)
         return stores
 
     def end(self, stores: Sequence[BufferStore]) -> list[jax.Array]:
         """Runs the pieces after the loop; gives the leaves of the results."""
-        self.once(stores, Phase.AFTER)
+        self.run_once(stores, Phase.AFTER)
         out: dict[int, jax.Array] = {}
         for s, store in zip(self.executors, stores, strict=True):
             for i, slot in zip(s.cut.subgraph.results, s.cut.results, strict=True):
                 out[i] = store.get(slot) if s.is_here else s.slots.absent(slot)
         return [out[i] for i in range(len(out))]
 
-    def once(self, stores: Sequence[BufferStore], phase: Phase) -> None:
+    def run_once(self, stores: Sequence[BufferStore], phase: Phase) -> None:
         """Runs the pieces before or after the loop, level by level."""
-        todo = [(r.piece.part.at, p, r) for p, s in enumerate(self.executors) for r in s.outside(phase)]
+        todo = [(r.piece.part.at, p, r) for p, s in enumerate(self.executors) for r in s.pieces_once(phase)]
         for _, p, r in sorted(todo, key=lambda x: x[:2]):
             for read in r.piece.reads:
                 self.bring(stores, p, read.slot)
             executor, store = self.executors[p], stores[p]
             if executor.is_here:
-                executor.run(store, r, OUTSIDE, executor.given(store, r, OUTSIDE))
+                executor.run(store, r, OUTSIDE, executor.read_arrays(store, r, OUTSIDE))
 
     def bring(self, stores: Sequence[BufferStore], place: int, slot: Slot) -> None:
         """Receives the arrays of some slots that are sent once, unless they have arrived."""
@@ -156,7 +156,10 @@ class PipelineExecutor:
         """Receives the arrays that the loop reads and that were sent before it."""
         for p, s in enumerate(self.executors):
             for slot in {
-                read.slot for r in s.inside() for read in r.piece.reads if read.slot.kind is SlotKind.ONCE
+                read.slot
+                for r in s.pieces_in_loop()
+                for read in r.piece.reads
+                if read.slot.kind is SlotKind.ONCE
             }:
                 self.bring(stores, p, slot)
 
@@ -212,7 +215,7 @@ class PipelineExecutor:
             if not executor.is_here:
                 self.cross(stores, sends, microbatch, None)
                 continue
-            given = executor.given(store, run, microbatch, blocking)
+            given = executor.read_arrays(store, run, microbatch, blocking)
             if record is not None:
                 block_until_ready(given)
                 began = began or time.perf_counter()
@@ -259,10 +262,12 @@ class PipelineExecutor:
         others = {slot for s in executor.stages - {stage} for slot in executor.residuals(s)}
         left = own if action.kind is actions.Kind.F else ()
         shared = own & others if action.kind in (actions.Kind.B, actions.Kind.W) else ()
-        record.count(place, action, store.there(left, microbatch), store.there(shared, microbatch))
-        record.live_bytes[place] = max(record.live_bytes[place], sum(map(_device_bytes, store.kept)))
+        record.count(place, action, store.arrays_of(left, microbatch), store.arrays_of(shared, microbatch))
+        record.live_bytes[place] = max(
+            record.live_bytes[place], sum(map(_device_bytes, store.microbatch_arrays))
+        )
 
-    def driven(self, stores: Sequence[BufferStore], record: Record | None) -> None:
+    def run_with_driver(self, stores: Sequence[BufferStore], record: Record | None) -> None:
         """The loop with one driver."""
         assert self.schedule is not None
         for action in self.order:
@@ -289,7 +294,7 @@ class PipelineExecutor:
             for k, phase in enumerate(PHASES[a.kind])
         }
 
-    def threaded(self, stores: Sequence[BufferStore], record: Record | None) -> None:
+    def run_with_threads(self, stores: Sequence[BufferStore], record: Record | None) -> None:
         """The loop with a thread per rank."""
         assert self.schedule is not None
         failures: list[BaseException] = []

@@ -154,7 +154,7 @@ class ProcessTransfer:
         return (out,)
 
     @property
-    def given(self) -> jax.ShapeDtypeStruct:
+    def struct(self) -> jax.ShapeDtypeStruct:
         """The array that is sent."""
         whole = len(self.devices) * self.local[0], *self.local[1:]
         return untyped.struct(whole, self.dtype, sharding=self.sharding)
@@ -179,7 +179,7 @@ class ProcessTransfer:
             held.update({s.device: s.data for s in x.addressable_shards})
         shards = [held[d] for d in self.devices if d in held]
         (crossed,) = program(
-            jax.make_array_from_single_device_arrays(self.given.shape, self.sharding, shards)
+            jax.make_array_from_single_device_arrays(self.struct.shape, self.sharding, shards)
         )
         come = {s.device: s.data for s in crossed.addressable_shards}
         mine = [come[d] for d in _devices(self.middle[1]) if d in come]

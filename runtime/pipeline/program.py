@@ -37,7 +37,7 @@ from sbp.runtime.cache.cache_folder import Cache
 from sbp.runtime.call.arguments import weaken
 from sbp.runtime.call.donation import Owners, layouts_of, own_copy
 from sbp.runtime.execute.build_cache import locked_property
-from sbp.runtime.execute.compile_log import said
+from sbp.runtime.execute.compile_log import log_activity
 from sbp.runtime.execute.host_input_check import HostInputCheck
 from sbp.runtime.execute.program_check import begin_together, check_same_pipeline, note_call
 from sbp.runtime.nan_checks import findings
@@ -153,15 +153,15 @@ class CompiledPipeline:
     def executor(self) -> PipelineExecutor:
         """The pipeline on its devices."""
         merged = self.schedule is None or not self.schedule.splits
-        donate = self.donate if self.stacked is None else self.stacked.donated(self.donate)
+        donate = self.donate if self.stacked is None else self.stacked.donated_parts(self.donate)
         cuts = self.stages.cuts(merged)
         self.shared = check_same_pipeline(self.plan, self.stages.traced.graph, cuts)
-        with said("compiled", self.plan.name) as words:
+        with log_activity("compiled", self.plan.name) as words:
             made = self.stages, self.schedule, edges_of(cuts), merged, donate, self.cache, self.watch
             executor = make_executor(*made)
             for transfer in self._cargos(executor):
                 if not transfer.is_own and transfer.is_ours:
-                    executor.engine.compiled(transfer)
+                    executor.engine.compile(transfer)
             words.append(executor.executables)
         return executor
 
@@ -181,7 +181,7 @@ class CompiledPipeline:
         yield from self.results.transfers(results)
 
     @locked_property
-    def closed(self) -> list[dict[Slot, jax.Array]]:
+    def closed_arrays(self) -> list[dict[Slot, jax.Array]]:
         """The closed-over arrays, per placement."""
         graph = self.stages.traced.graph
         n = len(self.stages.traced.in_paths)
@@ -205,15 +205,15 @@ class CompiledPipeline:
         raise_all(self.owners.check(leaves, layouts_of(leaves), lambda: self.traced.in_paths))
         assert self.executor is not None  # once all processes have the same program
         note_call(self.shared)
-        placed = self.arguments(leaves if self.stacked is None else self.stacked.given(leaves))
+        placed = self.arguments(leaves if self.stacked is None else self.stacked.cut_leaves(leaves))
         given = [x for arrays in placed for x in arrays.values()]
         if not self.has_run:
             begin_together(self.plan, lambda: self.executor)
             self.has_run = True
         seen = None if self.watch is None else list[StageRecord]()
         out = self.drivers.run(lambda threads: self.executor.run(placed, threads, seen=seen), given)
-        out = self.results.shared(
-            out if self.stacked is None else self.stacked.joined(out), self.executor.engine
+        out = self.results.share(
+            out if self.stacked is None else self.stacked.join(out), self.executor.engine
         )
         gone = [x for i in self.donate if isinstance(x := leaves[i], jax.Array)]
         # An argument that is a result too lives on as that.
@@ -240,7 +240,7 @@ class CompiledPipeline:
             at = self.executor.when(s.run.piece.part, s.microbatch)
             rows = findings.rows_of(s.flags)
             came = self._words_of_given(s)
-            found += filter(None, [findings.found(rows, s.run.watch, s.cut.physical, (came, ()), at)])
+            found += filter(None, [findings.finding_of(rows, s.run.watch, s.cut.physical, (came, ()), at)])
         findings.raise_first(found, self.plan.name, self.watch.legal)
 
     def _words_of_given(self, seen: StageRecord) -> list[str]:
@@ -280,7 +280,7 @@ class CompiledPipeline:
         """The leaves where each placement wants them."""
         self._compare(leaves)
         placed: list[Mapping[Slot, jax.Array]] = []
-        for s, closed in zip(self.executor.executors, self.closed, strict=True):
+        for s, closed in zip(self.executor.executors, self.closed_arrays, strict=True):
             wanted = list(zip(s.cut.subgraph.arguments, s.cut.arguments, strict=True))
             given, shardings = [leaves[i] for i, _ in wanted], [s.slots.sharding(slot) for _, slot in wanted]
             arrays = self.executor.engine.bring_all(given, shardings)
@@ -302,14 +302,14 @@ class CompiledPipeline:
 
     def place(self, leaves: Sequence[Leaf]) -> list[jax.Array]:
         """The leaves where their first placement wants them."""
-        parts = leaves if self.stacked is None else self.stacked.given(leaves)
+        parts = leaves if self.stacked is None else self.stacked.cut_leaves(leaves)
         self._compare(parts)
         out = list(parts)
         for s in reversed(self.executor.executors):
             for i, slot in zip(s.cut.subgraph.arguments, s.cut.arguments, strict=True):
                 x = self.executor.engine.bring(parts[i], s.slots.sharding(slot))
                 out[i] = s.slots.absent(slot) if x is None else x
-        return out if self.stacked is None else self.stacked.placed(out)
+        return out if self.stacked is None else self.stacked.join_placed(out)
 
 
 MOST_SHARED_BYTES = 1 << 16
@@ -328,23 +328,23 @@ class Results:
     whole: Placement | None = None
     free: tuple[bool, ...] = ()
 
-    def shared(self, out: Sequence[jax.Array], engine: TransferEngine) -> list[jax.Array]:
+    def share(self, out: Sequence[jax.Array], engine: TransferEngine) -> list[jax.Array]:
         """The results, small ones that are no state copied to all devices: every process may want to read
         them."""
-        if self.copied is None:
+        if self.copy_sharding is None:
             return list(out)
         pairs = zip(out, self._wanted(out), strict=True)
-        found = [engine.bring(x, self.copied) if wanted else None for x, wanted in pairs]
+        found = [engine.bring(x, self.copy_sharding) if wanted else None for x, wanted in pairs]
         return [x if y is None else y for x, y in zip(out, found, strict=True)]
 
     def transfers(self, out: Sequence[jax.ShapeDtypeStruct]) -> Iterator[StageTransfer]:
         """How they come there, as results lie."""
         for x, wanted in zip(out, self._wanted(out), strict=True):
-            if wanted and self.copied is not None and x.sharding != self.copied:
-                yield StageTransfer(x.shape, x.dtype, x.sharding, self.copied)
+            if wanted and self.copy_sharding is not None and x.sharding != self.copy_sharding:
+                yield StageTransfer(x.shape, x.dtype, x.sharding, self.copy_sharding)
 
     @property
-    def copied(self) -> NamedSharding | None:
+    def copy_sharding(self) -> NamedSharding | None:
         """How they lie on all devices; None where there is one process."""
         if self.whole is None or jax.process_count() == 1:
             return None

@@ -12,9 +12,9 @@ from typing import Protocol
 import jax
 from jax.typing import ArrayLike
 
-from sbp.compat.cache import SerialProgram, loaded, serialised
+from sbp.compat.cache import SerialProgram, load_program, serialise
 from sbp.compat.untyped import JaxDevice
-from sbp.runtime.cache.cache_folder import Cache, caching
+from sbp.runtime.cache.cache_folder import Cache, cache_context
 
 # The host's functions are not saved with an executable.
 CALLBACK = "callback"
@@ -49,7 +49,7 @@ class XlaExecutable:
     @functools.cached_property
     def serial(self) -> SerialProgram | None:
         """The program as bytes; None if the backend cannot save it."""
-        return serialised(self.program, self.devices, self.found)
+        return serialise(self.program, self.devices, self.found)
 
 
 @dataclass
@@ -83,13 +83,13 @@ class Executables:
         known = self.known.get(key)
         if known is not None and not known.calls_host and known.serial is not None:
             self.loaded += 1
-            return self.using(key, loaded(known.serial, devices))
-        with caching(self.cache) as cache:
+            return self.note_use(key, load_program(known.serial, devices))
+        with cache_context(self.cache) as cache:
             made = lowered.compile()
             cache.keep(made)
-        self.known.setdefault(key, XlaExecutable(made, tuple(devices), cache.found, CALLBACK in text))
+        self.known.setdefault(key, XlaExecutable(made, tuple(devices), cache.last_found, CALLBACK in text))
         self.compiled += 1
-        return self.using(key, made)
+        return self.note_use(key, made)
 
     def __str__(self) -> str:
         """How many programs were compiled, found and loaded, for the log."""
@@ -97,7 +97,7 @@ class Executables:
         cached = "" if self.cache is None else f", {found} of them found in the cache"
         return f": {self.compiled} programs{cached}, {self.loaded} shared by stages"
 
-    def using(self, key: str, program: Executable) -> Executable:
+    def note_use(self, key: str, program: Executable) -> Executable:
         """Notes which program is run: by identity, for an executable has no other key."""
         self.used[id(program)] = key
         return program

@@ -36,15 +36,15 @@ class StackedLeaves:
     whole: Placement
     made: UnstackedScan
 
-    def given(self, leaves: Sequence[Leaf]) -> list[Leaf]:
+    def cut_leaves(self, leaves: Sequence[Leaf]) -> list[Leaf]:
         """The leaves of a call, with stacked leaves cut into parts."""
         return [self._part(leaves[p.leaf], p) for p in self.made.ins]
 
-    def joined(self, parts: Sequence[jax.Array]) -> list[jax.Array]:
+    def join(self, parts: Sequence[jax.Array]) -> list[jax.Array]:
         """The results, with parts joined to stacked leaves."""
         return self._together(self.made.outs, parts)
 
-    def placed(self, parts: Sequence[jax.Array]) -> list[jax.Array]:
+    def join_placed(self, parts: Sequence[jax.Array]) -> list[jax.Array]:
         """The arguments, with parts joined, of leaves that lie under the wanted shardings."""
         return self._together(self.made.ins, parts)
 
@@ -89,7 +89,7 @@ class StackedLeaves:
         return x[part.begin : part.end]
 
     def _is_ours(self, sharding: NamedSharding) -> bool:
-        """Whether an array is split by layers along the stages' axis, as `joined` gives it."""
+        """Whether an array is split by layers along the stages' axis, as `join` gives it."""
         spec = sharding.spec
         return bool(
             sharding.mesh == self.whole.mesh
@@ -126,12 +126,12 @@ class StackedLeaves:
         return replace(
             of_whole,
             layers=self.made.layers,
-            asked=self.asked(of_whole.asked),
+            asked=self.part_signatures(of_whole.asked),
             ties=self.ties(of_whole.ties),
-            donated=self.donated(of_whole.donated),
+            donated=self.donated_parts(of_whole.donated),
         )
 
-    def asked(self, of_whole: Asked) -> Asked:
+    def part_signatures(self, of_whole: Asked) -> Asked:
         """The user's signatures of leaves, for their parts."""
 
         def asked(placement: Placement, given: Sequence[int], back: Sequence[int]) -> tuple[Signed, Signed]:
@@ -149,7 +149,7 @@ class StackedLeaves:
             found.append(None if tied is None else at.get(replace(p, leaf=tied)))
         return tuple(found)
 
-    def donated(self, of_whole: Sequence[int]) -> tuple[int, ...]:
+    def donated_parts(self, of_whole: Sequence[int]) -> tuple[int, ...]:
         """The positions of the parts of donated leaves."""
         return tuple(i for i, p in enumerate(self.made.ins) if p.leaf in of_whole)
 

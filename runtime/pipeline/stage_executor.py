@@ -21,7 +21,7 @@ from sbp.runtime.lower.lowering import ProgramName
 from sbp.runtime.nan_checks.probe import NanProbe
 from sbp.runtime.pipeline.shared_executables import Executables
 from sbp.runtime.pipeline.stage_programs import RemoteStage, Runnable, Slots, given_away, runnable
-from sbp.runtime.processes.addressable import brought, is_here
+from sbp.runtime.processes.addressable import is_here, to_devices
 
 OUTSIDE = -1
 """The number of the micro-batch of what does not belong to one."""
@@ -100,13 +100,13 @@ class BufferStore:
             self.failed = why
             self.arrived.notify_all()
 
-    def there(self, slots: Collection[Slot], microbatch: int) -> list[jax.Array]:
+    def arrays_of(self, slots: Collection[Slot], microbatch: int) -> list[jax.Array]:
         """The arrays of a micro-batch that are in some slots now."""
         with self.arrived:
             return [self.arrays[key] for slot in slots if (key := (slot, microbatch)) in self.arrays]
 
     @property
-    def kept(self) -> list[jax.Array]:
+    def microbatch_arrays(self) -> list[jax.Array]:
         """The arrays that are kept for micro-batches."""
         with self.arrived:
             return [x for (slot, _), x in self.arrays.items() if slot.kind is SlotKind.EACH]
@@ -134,12 +134,12 @@ class StageExecutor:
         """Whether this process has some of the devices, and so runs the programs."""
         return any(map(is_here, self.slots.mesh.devices.flat))
 
-    def outside(self, phase: Phase) -> list[Runnable]:
+    def pieces_once(self, phase: Phase) -> list[Runnable]:
         """The pieces that run once, before or after the loop, in order."""
         found = [r for p, r in self.runnables.items() if p.phase == phase]
         return sorted(found, key=lambda r: r.piece.part.at)
 
-    def inside(self) -> list[Runnable]:
+    def pieces_in_loop(self) -> list[Runnable]:
         """The pieces that run for every micro-batch."""
         return [r for p, r in self.runnables.items() if p.phase not in (Phase.BEFORE, Phase.AFTER)]
 
@@ -183,7 +183,7 @@ class StageExecutor:
         wanted = {r.slot for p in pieces if p.part.phase in (Phase.INPUT, Phase.WEIGHT) for r in p.reads}
         return {slot for slot in had & wanted if slot.kind is SlotKind.EACH}
 
-    def given(
+    def read_arrays(
         self, store: BufferStore, run: Runnable, microbatch: int, blocking: bool = False
     ) -> list[jax.Array]:
         """The arrays that a piece reads; `blocking` waits for them."""
@@ -244,5 +244,5 @@ def make_stage_executor(
         for i, piece in enumerate(cut.pieces)
     }
     everywhere = jax.sharding.NamedSharding(slots.mesh, partition_spec())
-    indices = tuple(brought(np.int32(i), everywhere) for i in range(microbatches))
+    indices = tuple(to_devices(np.int32(i), everywhere) for i in range(microbatches))
     return StageExecutor(placement, cut, slots, runnables, readers, indices)

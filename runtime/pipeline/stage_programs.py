@@ -38,7 +38,7 @@ class SlotLayout:
 
     physical: Physical
 
-    def packed(self, slot: Slot) -> bool:
+    def is_packed(self, slot: Slot) -> bool:
         """Whether no array can represent the tensor under its signature."""
         shape = slot.shape(self.physical.graph)
         return at_rest(shape, slot.nd, self.physical.placement.shape) != slot.nd
@@ -46,7 +46,7 @@ class SlotLayout:
     def spec(self, slot: Slot) -> PartitionSpec:
         """The `PartitionSpec` of the array."""
         placement = self.physical.placement
-        if self.packed(slot):
+        if self.is_packed(slot):
             return untyped.partition_spec(placement.axes)
         return to_partition_spec(slot.nd, len(slot.shape(self.physical.graph)), placement)
 
@@ -55,7 +55,7 @@ class SlotLayout:
         dtype: DType = self.physical.graph.values[slot.value].dtype
         return dtype
 
-    def held(self, slot: Slot) -> Hashable:
+    def memory_key(self, slot: Slot) -> Hashable:
         """A key that is equal for two arrays which can share memory; None for a number."""
         if slot.value < 0:
             return None
@@ -64,7 +64,7 @@ class SlotLayout:
     def shape(self, slot: Slot) -> tuple[int, ...]:
         """The shape of the array."""
         hierarchy, shape = self.physical.placement.shape, slot.shape(self.physical.graph)
-        if self.packed(slot):
+        if self.is_packed(slot):
             return math.prod(hierarchy), *local_shape(shape, slot.nd, hierarchy)
         return shape
 
@@ -216,7 +216,7 @@ def piece_function(
         device.begin(entering, env)
         device.run(piece.steps, env)
         found = [device.read(w.operand, w.nd, env) for w in piece.writes]
-        outs = (x[None] if slots.packed(w.slot) else x for x, w in zip(found, piece.writes, strict=True))
+        outs = (x[None] if slots.is_packed(w.slot) else x for x, w in zip(found, piece.writes, strict=True))
         return (*outs, *device.end((), env))
 
     return run
@@ -229,7 +229,7 @@ def _taken(
 
     def one() -> jax.Array:
         x = next(given)
-        return x[0] if slots.packed(read.slot) else x
+        return x[0] if slots.is_packed(read.slot) else x
 
     if read.how is How.STACK:
         return jnp.stack([one() for _ in range(microbatches)])
@@ -279,11 +279,11 @@ def given_away(slots: Slots, cut: Cut, donate: Collection[int]) -> dict[int, set
 
 def _used(slots: Slots, piece: Piece, given: Collection[Slot]) -> set[Slot]:
     """The slots in whose place a result of the same shape is written: sums in place of themselves."""
-    unused = Counter(slots.held(w.slot) for w in piece.writes if w.slot.value >= 0)
+    unused = Counter(slots.memory_key(w.slot) for w in piece.writes if w.slot.value >= 0)
     out: set[Slot] = set()
     for slot in sorted(given, key=lambda s: (not _writes(piece, s), s.value)):
-        if unused[slots.held(slot)]:
-            unused[slots.held(slot)] -= 1
+        if unused[slots.memory_key(slot)]:
+            unused[slots.memory_key(slot)] -= 1
             out.add(slot)
     return out
 

@@ -14,7 +14,7 @@ from sbp.compat.untyped import DType, JaxDevice, Leaf, struct
 from sbp.passes.pipeline.slots import Cut, Slot
 from sbp.runtime.pipeline.process_transfer import ProcessTransfer
 from sbp.runtime.pipeline.shared_executables import Executable, Executables
-from sbp.runtime.processes.addressable import brought, is_alone, takes_part
+from sbp.runtime.processes.addressable import is_alone, takes_part, to_devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +47,17 @@ class StageTransfer:
         return is_key(self.dtype) or not self.shape
 
     @property
-    def crossing(self) -> ProcessTransfer:
+    def process_transfer(self) -> ProcessTransfer:
         """The collective program between processes."""
-        example = jax.eval_shape(self.packed, struct(self.shape, self.dtype))
+        example = jax.eval_shape(self.pack, struct(self.shape, self.dtype))
         return ProcessTransfer(example.shape, example.dtype, self.leaves, self.comes)
 
-    def packed(self, x: jax.Array) -> jax.Array:
+    def pack(self, x: jax.Array) -> jax.Array:
         """The tensor in the form in which it is sent."""
         words = jax.random.key_data(x) if is_key(self.dtype) else x
         return words if words.ndim else words[None]
 
-    def unpacked(self, x: jax.Array) -> jax.Array:
+    def unpack(self, x: jax.Array) -> jax.Array:
         """The tensor in its own form again."""
         if not is_key(self.dtype):
             return x if self.shape else x[0]
@@ -110,7 +110,7 @@ def compiled_transfer(transfer: StageTransfer, executables: Executables) -> Comp
     Arguments:
       executables: programs that were compiled before.
     """
-    crossing = transfer.crossing
+    crossing = transfer.process_transfer
     (out, into), (packs, unpacks) = crossing.middle, relays_of(transfer, crossing)
 
     def relaid(
@@ -126,9 +126,9 @@ def compiled_transfer(transfer: StageTransfer, executables: Executables) -> Comp
     return CompiledTransfer(
         transfer,
         crossing,
-        relaid(transfer.packed, held, out) if packs else None,
-        executables.get(crossing.program.lower(crossing.given), crossing.devices),
-        relaid(transfer.unpacked, sent, transfer.comes) if unpacks else None,
+        relaid(transfer.pack, held, out) if packs else None,
+        executables.get(crossing.program.lower(crossing.struct), crossing.devices),
+        relaid(transfer.unpack, sent, transfer.comes) if unpacks else None,
     )
 
 
@@ -143,7 +143,7 @@ class TransferEngine:
     executables: Executables = field(default_factory=Executables)
     known: dict[StageTransfer, CompiledTransfer] = field(default_factory=dict)
 
-    def compiled(self, transfer: StageTransfer) -> CompiledTransfer:
+    def compile(self, transfer: StageTransfer) -> CompiledTransfer:
         """The compiled transfer of a tensor between processes, of which this is one."""
         if transfer not in self.known:
             self.known[transfer] = compiled_transfer(transfer, self.executables)
@@ -159,7 +159,7 @@ class TransferEngine:
         """
         if transfer.is_own:
             return None if x is None else jax.device_put(x, transfer.comes)
-        return self.compiled(transfer).run(x) if transfer.is_ours else None
+        return self.compile(transfer).run(x) if transfer.is_ours else None
 
     def bring_all(self, xs: Sequence[Leaf], comes: Sequence[NamedSharding]) -> Sequence[jax.Array | None]:
         """Arguments under the shardings of a placement; see `bring`."""
@@ -179,7 +179,7 @@ class TransferEngine:
         if is_alone(comes):
             own: jax.Array = jax.device_put(x, comes)
             return own
-        return brought(x, comes) if takes_part(comes) else None
+        return to_devices(x, comes) if takes_part(comes) else None
 
 
 PlacedSlot: TypeAlias = tuple[int, Slot]

@@ -64,15 +64,15 @@ def moved_to(xs: Sequence[Leaf], shardings: Sequence[Sharding]) -> Sequence[jax.
         moved: Sequence[jax.Array] = jax.device_put(list(xs), list(shardings))
         return moved
     return [
-        jax.device_put(x, s) if isinstance(x, jax.Array) and not x.is_fully_addressable else brought(x, s)
+        jax.device_put(x, s) if isinstance(x, jax.Array) and not x.is_fully_addressable else to_devices(x, s)
         for x, s in zip(xs, shardings, strict=True)
     ]
 
 
-def brought(x: Leaf, sharding: Sharding) -> jax.Array:
+def to_devices(x: Leaf, sharding: Sharding) -> jax.Array:
     """A host array, equal in all processes, on devices of several of them; nothing is sent."""
     if isinstance(x, jax.Array) and is_key(x.dtype):
-        words = brought(jax.random.key_data(x), sharding)
+        words = to_devices(jax.random.key_data(x), sharding)
         key: jax.Array = jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
         return key
     held: np.ndarray[Any, Any] = np.asarray(x)

@@ -15,7 +15,7 @@ import jax
 from sbp.compat.errors import is_of_runtime
 from sbp.compat.processes import KVStore
 from sbp.errors import Problem, ProcessError
-from sbp.runtime.processes.calls import ENDED, Calls, ask, begun, ended, words_of
+from sbp.runtime.processes.calls import ENDED, Calls, ask, first_end, published_history, words_of
 from sbp.runtime.processes.flight_recorder import History
 from sbp.runtime.processes.messages import another_call, no_such_call
 
@@ -24,7 +24,7 @@ ANSWER_SECONDS = 3.0
 STEP_SECONDS = 0.25
 
 
-def parted(kv_store: KVStore, index: int, calls: Calls) -> ProcessError | None:
+def publish_and_compare(kv_store: KVStore, index: int, calls: Calls) -> ProcessError | None:
     """Publishes the calls of this process, if there are new ones, and compares them with those of others.
 
     Arguments:
@@ -47,7 +47,7 @@ def at_the_end(kv_store: KVStore, index: int, calls: Calls) -> ProcessError | No
     return None
 
 
-def explained(
+def explain_error(
     error: BaseException, kv_store: KVStore, index: int, count: int, calls: Calls
 ) -> ProcessError | None:
     """The cause of an error of the runtime, if another process runs another program.
@@ -79,8 +79,8 @@ def _compared(
     Arguments:
       ends: whether this process is at its end too.
     """
-    heard = [(other, begun(kv_store, other)) for other in others]
-    end = ended(kv_store)
+    heard = [(other, published_history(kv_store, other)) for other in others]
+    end = first_end(kv_store)
     for other, theirs in [*heard, *([end] if end is not None and end[0] != index else [])]:
         number = mine.parts_from(theirs)
         if number is not None:
@@ -97,5 +97,5 @@ def _compared(
 
 def _missed(kv_store: KVStore, index: int, longer: History, other: int, shorter: History) -> Problem:
     """The problem of a process that has ended without a call which another one has made."""
-    number = max(shorter.count + 1, longer.known.start)
+    number = max(shorter.count + 1, longer.call_numbers.start)
     return no_such_call(number, index, words_of(kv_store, longer.at(number)[1]), other, shorter.count)

@@ -127,12 +127,12 @@ def ask(kv_store: KVStore, question: str) -> None:
     kv_store.key_value_set_bytes(ASKED, question.encode(), allow_overwrite=True)
 
 
-def begun(kv_store: KVStore, index: int) -> History:
+def published_history(kv_store: KVStore, index: int) -> History:
     """The calls that a process has begun, as last published."""
     return _heard(kv_store, f"sbp/calls/{index}")[1]
 
 
-def ended(kv_store: KVStore) -> tuple[int, History] | None:
+def first_end(kv_store: KVStore) -> tuple[int, History] | None:
     """The first process that came to its end, and its calls; None if none has."""
     index, history = _heard(kv_store, ENDED)
     return None if index is None else (index, history)

@@ -82,7 +82,7 @@ class Death:
         return f"process {self.index} of {processes} {how or code_text(self.code or 0)}"
 
 
-def blamed(deaths: Sequence[Death]) -> Death:
+def first_cause(deaths: Sequence[Death]) -> Death:
     """The cause among several ended processes: by how each ended, then by when.
 
     Arguments:
@@ -135,7 +135,7 @@ class TraceFold:
     _is_within: bool = False
     _names_tasks: bool = False
 
-    def shown(self, line: str) -> bool:
+    def shows(self, line: str) -> bool:
         """Whether a line is shown to the user; else it is held back."""
         is_head = _HEAD.match(line) is not None
         is_filler = self._is_within and _FILLER.match(line) is not None

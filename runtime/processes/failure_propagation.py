@@ -26,7 +26,7 @@ from sbp.compat.errors import has_lost_another
 from sbp.compat.forks import FORK
 from sbp.compat.processes import KVStore, how_many
 from sbp.errors import ProcessError, SbpError
-from sbp.runtime.processes.call_order import at_the_end, explained, parted
+from sbp.runtime.processes.call_order import at_the_end, explain_error, publish_and_compare
 from sbp.runtime.processes.calls import calls_of
 from sbp.runtime.processes.failure_cause import FOLLOWS
 from sbp.runtime.processes.liveness import LivenessWatch
@@ -128,7 +128,7 @@ def _telling(kv_store: KVStore, index: int, before: Hook) -> Hook:
         if FORK.parent is not None:  # its parent is the member, and hears of it as it likes
             return
         # A result that is fetched raises in the user's code: nobody but this hook sees it.
-        why = explained(error, kv_store, index, how_many(), calls_of(cast(Hashable, kv_store)))
+        why = explain_error(error, kv_store, index, how_many(), calls_of(cast(Hashable, kv_store)))
         if why is not None:
             _end(kv_store, index, why)
         if is_lost:
@@ -156,7 +156,7 @@ def _listen(kv_store: KVStore, index: int, done: threading.Event) -> None:
             word = kv_store.key_value_try_get_bytes(KEY)
         calls.answer(kv_store, index)
         if word is None and time.monotonic() - looked >= LOOK_SECONDS:
-            looked, wrong = time.monotonic(), parted(kv_store, index, calls)
+            looked, wrong = time.monotonic(), publish_and_compare(kv_store, index, calls)
             waiting.look(kv_store, looked)
             if wrong is not None:
                 _end(kv_store, index, wrong)

@@ -57,7 +57,7 @@ class History:
         return self.recent[number - self.count - 1]
 
     @property
-    def known(self) -> range:
+    def call_numbers(self) -> range:
         """The numbers of the calls that are remembered."""
         return range(self.count - len(self.recent) + 1, self.count + 1)
 
@@ -68,7 +68,10 @@ class History:
         >>> one.parts_from(History(1, (("a", "f"),))), one.parts_from(History(2, (("a", "f"), ("ac", "h"))))
         (None, 2)
         """
-        both = range(max(self.known.start, other.known.start), min(self.known.stop, other.known.stop))
+        both = range(
+            max(self.call_numbers.start, other.call_numbers.start),
+            min(self.call_numbers.stop, other.call_numbers.stop),
+        )
         return next((n for n in both if self.at(n)[0] != other.at(n)[0]), None)
 
 
@@ -111,13 +114,13 @@ def write_raised(folder: Path, index: int, said: str) -> None:
     (folder / f"raised{index}").write_text(said)
 
 
-def raised(folder: Path, index: int) -> str:
+def recorded_exception(folder: Path, index: int) -> str:
     """The exception of a process; "" if it wrote none."""
     file = folder / f"raised{index}"
     return file.read_text() if file.exists() else ""
 
 
-def left(folder: Path, index: int) -> tuple[History, dict[str, tuple[str, ...]]]:
+def recorded_calls(folder: Path, index: int) -> tuple[History, dict[str, tuple[str, ...]]]:
     """The calls of a process, and its programs in words; nothing if it wrote nothing."""
     ring, words = folder / f"calls{index}", folder / f"words{index}"
     if not ring.exists() or not words.exists():

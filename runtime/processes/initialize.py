@@ -160,7 +160,7 @@ CONNECT_SECONDS = 5.0
 
 
 @contextmanager
-def joining(
+def join_watch(
     where: Callable[[], tuple[int, int, str]],
     most_seconds: float = MOST_SECONDS,
     said_again_seconds: float = SAID_AGAIN_SECONDS,
@@ -182,7 +182,7 @@ def joining(
             if not coordinator:  # JAX still asks a cluster where it is
                 continue
             waited = time.monotonic() - began
-            problem = missing(index, count, coordinator, waited)
+            problem = missing_processes(index, count, coordinator, waited)
             if done.is_set():
                 return
             if waited >= most_seconds:
@@ -199,7 +199,7 @@ def joining(
         done.set()
 
 
-def missing(index: int, count: int, coordinator: str, seconds: float) -> Problem:
+def missing_processes(index: int, count: int, coordinator: str, seconds: float) -> Problem:
     """What has not come so far.
 
     Arguments:
@@ -207,15 +207,15 @@ def missing(index: int, count: int, coordinator: str, seconds: float) -> Problem
       coordinator: "host:port" of process 0.
       seconds: how long it was waited.
     """
-    if index and (said := unanswered(coordinator)):
+    if index and (said := no_answer_reason(coordinator)):
         return nobody_answers(index, coordinator, said, seconds)
     return not_all_have_come(index, count, coordinator, seconds)
 
 
-def unanswered(coordinator: str) -> str:
+def no_answer_reason(coordinator: str) -> str:
     """Why nobody answers at "host:port", in the words of the system; "" where somebody does.
 
-    >>> unanswered("127.0.0.1:1")
+    >>> no_answer_reason("127.0.0.1:1")
     'Connection refused'
     """
     host, _, port = coordinator.rpartition(":")
@@ -263,7 +263,7 @@ def initialize(
     """
     set_jax("jax_cpu_collectives_implementation", "gloo")
     ids = local_device_ids
-    with joining(lambda: (own_index(), how_many(), coordinator_of_all()), initialization_timeout):
+    with join_watch(lambda: (own_index(), how_many(), coordinator_of_all()), initialization_timeout):
         jax.distributed.initialize(
             coordinator_address,
             num_processes,

@@ -24,11 +24,11 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 
 from sbp.errors import Problem
-from sbp.runtime.processes.failure_cause import Reason, blamed, left_out
-from sbp.runtime.processes.flight_recorder import left, raised
-from sbp.runtime.processes.lifeline import guarded, lifeline
+from sbp.runtime.processes.failure_cause import Reason, first_cause, left_out
+from sbp.runtime.processes.flight_recorder import recorded_calls, recorded_exception
+from sbp.runtime.processes.lifeline import guard_sessions, lifeline
 from sbp.runtime.processes.messages import another_call
-from sbp.runtime.processes.workers import LineWriter, Worker, started
+from sbp.runtime.processes.workers import LineWriter, Worker, start_worker
 
 SOON_SECONDS = 600.0
 """A run that fails sooner has failed "in a row" with the one before it."""
@@ -272,9 +272,9 @@ def _run(
         commands = what.commands(processes, Path(folder), pipe, job)
         try:
             for i, command in enumerate(commands):
-                members.append(started(i, command, pipe, out, err))
+                members.append(start_worker(i, command, pipe, out, err))
             asked.hand_on()  # to those that were started since
-            with guarded(pipe, [m.process.pid for m in members]):
+            with guard_sessions(pipe, [m.process.pid for m in members]):
                 failed = _watched(members, err)
         except OSError as e:
             index = len(members)
@@ -288,10 +288,10 @@ def _run(
         if failed is None:
             return None
         _say_rest(members, failed[0], err)
-        if why := parted(Path(folder), processes):
+        if why := call_difference(Path(folder), processes):
             err(f"{why}\n")
         index, said = failed
-        if error := raised(Path(folder), index):
+        if error := recorded_exception(Path(folder), index):
             said = f"{said}: {error}"
         return _Failure(index, said, time.monotonic() - began)
 
@@ -306,9 +306,9 @@ def _say_rest(members: Sequence[Worker], index: int, err: LineWriter) -> None:
         err(f"{summary}\n")
 
 
-def parted(folder: Path, processes: int) -> Problem | None:
+def call_difference(folder: Path, processes: int) -> Problem | None:
     """What differs between the calls of processes that have ended, as far as they have left them."""
-    first, *others = (left(folder, i) for i in range(processes))
+    first, *others = (recorded_calls(folder, i) for i in range(processes))
     for i, (theirs, words) in enumerate(others, 1):
         number = first[0].parts_from(theirs)
         if number is not None:
@@ -327,7 +327,7 @@ def _watched(members: Sequence[Worker], err: LineWriter) -> tuple[int, str] | No
     time.sleep(2 * POLL_SECONDS)  # who was killed and who saw it end a moment apart
     stopped = [m for m in members if m.is_stopped]
     early = [m.death(set()) for m in members if m.has_failed or m in stopped]
-    first = blamed(early)
+    first = first_cause(early)
     if first.reason <= Reason.FAILED and any(m.runs for m in members):
         err(f"{first.text(len(members))}; the others are ended\n")
     still = [d for d in early if d.code is None]
@@ -339,7 +339,7 @@ def _watched(members: Sequence[Worker], err: LineWriter) -> tuple[int, str] | No
     for m in members:
         m.ask_to_end()
     _wait(members, GRACE_SECONDS)
-    found = blamed([*still, *dead])
+    found = first_cause([*still, *dead])
     return found.index, found.text(len(members))
 
 

@@ -44,7 +44,7 @@ def _wait(pipe: int) -> None:
 
 
 @contextmanager
-def guarded(pipe: int, sessions: Sequence[int]) -> Iterator[None]:
+def guard_sessions(pipe: int, sessions: Sequence[int]) -> Iterator[None]:
     """Ends processes that lead sessions, and all that these have started, when this process is gone.
 
     Arguments:

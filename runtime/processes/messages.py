@@ -10,10 +10,11 @@ MOST_ARGUMENTS = 3
 """That are written of a call."""
 
 
-def spoken(words: Sequence[str], beside: Sequence[str] = ()) -> str:
+def call_text(words: Sequence[str], beside: Sequence[str] = ()) -> str:
     """A call in words, with the arguments that are not as in another one; all where there is none.
 
-    >>> spoken(("step", "w: float32[8]", "x: float32[16, 4]"), ("step", "w: float32[8]", "x: float32[13, 4]"))
+    >>> other = "step", "w: float32[8]", "x: float32[13, 4]"
+    >>> call_text(("step", "w: float32[8]", "x: float32[16, 4]"), other)
     'step(x: float32[16, 4])'
     """
     if not words:
@@ -36,7 +37,7 @@ def another_call(
       other, others: of the other one.
       before: whether this call is the same, and the first that differed is forgotten.
     """
-    here, there = spoken(words, others), spoken(others, words)
+    here, there = call_text(words, others), call_text(others, words)
     if here == there:
         there = f"{there} with other constants or code"
     return Problem(
@@ -59,7 +60,7 @@ def no_such_call(number: int, index: int, words: Sequence[str], other: int, coun
     """
     return Problem(
         "process",
-        f"call {number} of process {index}, {spoken(words)}",
+        f"call {number} of process {index}, {call_text(words)}",
         f"process {other} has come to its end after {count} calls",
         SAME_CALLS,
         "its collectives wait for the other process for ever",

@@ -23,8 +23,8 @@ from sbp.compat.processes import KVStore, kv_store
 from sbp.errors import Problem, ProcessError
 from sbp.passes.plan.record import ChoiceRecord, read_record, record_data
 from sbp.passes.request import Question
-from sbp.runtime.processes.call_order import explained
-from sbp.runtime.processes.calls import Calls, ask, begun, calls_of, words_of
+from sbp.runtime.processes.call_order import explain_error
+from sbp.runtime.processes.calls import Calls, ask, calls_of, published_history, words_of
 from sbp.runtime.processes.messages import gone_on
 
 LOG = logging.getLogger("sbp")
@@ -104,7 +104,7 @@ class ProcessGroup:
             raise ProcessError(_differ(first, wrong))
         return digest
 
-    def differing(self, name: str, mine: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+    def differing_keys(self, name: str, mine: Mapping[str, str]) -> dict[str, tuple[int, int]]:
         """The keys whose values differ, each with two processes that differ; all wait for all.
 
         Arguments:
@@ -114,11 +114,11 @@ class ProcessGroup:
         found: dict[str, list[int]] = self._meet("alike", f" to place {name}", {**mine}, _differing_keys)
         return {key: (a, b) for key, (a, b) in found.items()}
 
-    def explained(self, error: BaseException) -> ProcessError | None:
+    def explain_error(self, error: BaseException) -> ProcessError | None:
         """The cause of an error of the runtime, if the processes run different programs."""
-        return explained(error, self.kv_store, self.index, self.count, self.calls)
+        return explain_error(error, self.kv_store, self.index, self.count, self.calls)
 
-    def gathered(self, name: str, value: Any) -> list[Any]:
+    def gather(self, name: str, value: Any) -> list[Any]:
         """The values of all processes, by their numbers; all wait for all.
 
         Arguments:
@@ -149,7 +149,7 @@ class ProcessGroup:
         """Leaves a value for a thread of another process."""
         self._put(key, value)
 
-    def awaited(self, key: str) -> dict[str, Any]:
+    def wait_for(self, key: str) -> dict[str, Any]:
         """Waits for a value from a thread of another process; if that process dies, JAX ends this one too."""
         while (found := self._look(key, SLICE_SECONDS)) is None:
             pass
@@ -201,7 +201,7 @@ class ProcessGroup:
         """Raises if the other process has begun calls which this one has not."""
         if whose == self.index:
             return
-        theirs = begun(self.kv_store, whose)
+        theirs = published_history(self.kv_store, whose)
         # What was left before a call began is there by now.
         if theirs.count > self.calls.count and self._look(key, 0) is None:
             waits: Sequence[str] = (what, *self.asked)

@@ -9,8 +9,8 @@ import time
 from dataclasses import dataclass, field
 
 from sbp.compat.processes import KVStore
-from sbp.runtime.processes.calls import Calls, begun
-from sbp.runtime.processes.messages import spoken
+from sbp.runtime.processes.calls import Calls, published_history
+from sbp.runtime.processes.messages import call_text
 
 LOG = logging.getLogger("sbp")
 SAID_AGAIN_SECONDS = 60.0
@@ -48,9 +48,9 @@ class StragglerLog:
             return
         self.times += 1
         for other in [0] if self.index else range(1, self.count):
-            theirs = begun(kv_store, other).count
+            theirs = published_history(kv_store, other).count
             if theirs < self.begun:
                 LOG.warning(
                     "process %d has begun call %d, %s, %.0f s ago; process %d has begun %d",
-                    *(self.index, self.begun, spoken(self.calls.latest), now - self.since, other, theirs),
+                    *(self.index, self.begun, call_text(self.calls.latest), now - self.since, other, theirs),
                 )

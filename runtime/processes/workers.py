@@ -86,7 +86,7 @@ class Worker:
             thread.join(max(0.0, until - time.monotonic()))
 
 
-def started(index: int, command: Sequence[str], pipe: int, out: LineWriter, err: LineWriter) -> Worker:
+def start_worker(index: int, command: Sequence[str], pipe: int, out: LineWriter, err: LineWriter) -> Worker:
     """Starts a process.
 
     Arguments:
@@ -131,6 +131,6 @@ def _pump(stream: IO[str] | None, to: LineWriter, name: str, fold: TraceFold | N
     assert stream is not None
     with stream:
         for line in stream:
-            if fold is None or fold.shown(line):
+            if fold is None or fold.shows(line):
                 with suppress(OSError, ValueError):
                     to(name + line)

@@ -94,8 +94,8 @@ class _Measuring:
     def profile(self, whole: Profile) -> Profile:
         """The profile, with the loop over micro-batches."""
         plan, task = self.built.plan, task_of(self.built.stages)
-        alone = [self.recorded(False) for _ in range(STEPS + 1)][1:]
-        together = [self.recorded(True) for _ in range(STEPS + 1)][1:]
+        alone = [self.record_step(False) for _ in range(STEPS + 1)][1:]
+        together = [self.record_step(True) for _ in range(STEPS + 1)][1:]
         best = min(
             (r.timeline(f"{self.schedule.name}, measured") for r in together), key=lambda t: t.makespan
         )
@@ -115,7 +115,7 @@ class _Measuring:
             task=task,
         )
 
-    def recorded(self, threads: bool) -> Record:
+    def record_step(self, threads: bool) -> Record:
         """One step in which every action is waited for: one by one, or with a thread per placement."""
         record = self.executor.new_record()
         block_until_ready(self.executor.run(self.built.arguments(self.fresh()), threads, record))
@@ -126,7 +126,7 @@ class _Measuring:
         stores = self.executor.begin(self.built.arguments(self.fresh()))
         block_until_ready([x for store in stores for x in store.arrays.values() if not x.is_deleted()])
         began = time.thread_time()
-        self.executor.driven(stores, None)
+        self.executor.run_with_driver(stores, None)
         spent = time.thread_time() - began
         block_until_ready(self.executor.end(stores))
         return spent / len(self.executor.order)

@@ -21,7 +21,7 @@ from sbp.runtime.hlo.parser import Instruction, parse
 from sbp.runtime.pipeline.program import CompiledPipeline
 from sbp.runtime.pipeline.stage_executor import StageExecutor
 from sbp.runtime.pipeline.stage_programs import Runnable
-from sbp.runtime.profile.step_breakdown import HOW, BreakdownError, local_devices, recorded
+from sbp.runtime.profile.step_breakdown import HOW, BreakdownError, local_devices, record_steps
 from sbp.runtime.profile.trace import HasPlanes, TracedStep, traced_steps
 from sbp.runtime.profile.trace_alignment import ProgramReader, share_of
 from sbp.runtime.profile.trace_attribution import KERNEL, SENDING, WAITING, StepAttribution, account
@@ -109,7 +109,7 @@ def places_measured(built: CompiledPipeline, fresh: Callable[[], Sequence[Leaf]]
         program = program_data(plan)
         own = [] if program is None else [step for step, _ in steps_by_number(program["steps"])]
         pieces.append([_piece(r, part.phase, plan, own) for part, r in s.runnables.items()])
-    profile = recorded(fresh, lambda args: block_until_ready(built.run(args)))
+    profile = record_steps(fresh, lambda args: block_until_ready(built.run(args)))
     steps = _steps(profile, {p.module: p for own in pieces for p in own})
     if not steps or not any(step.events for step in steps):
         raise BreakdownError("JAX's profiler says nothing of the ops of a step")

@@ -15,7 +15,7 @@ from sbp.runtime.hlo.meter import text_of
 from sbp.runtime.hlo.parser import parse
 from sbp.runtime.profile.trace import STEP, HasPlanes, traced_steps
 from sbp.runtime.profile.trace_alignment import MARK, ProgramReader, measured_step
-from sbp.runtime.target.comparison import compared
+from sbp.runtime.target.comparison import compare
 
 HOW = "by JAX's profiler"
 STEPS = 5
@@ -46,7 +46,7 @@ def measure_step(built: CompiledProgram, fresh: Callable[[], Sequence[Leaf]]) ->
     mesh = physical.placement.mesh
     # By identity: equal steps run at different times.
     marks = {id(step): f"{MARK}{k}" for k, (step, _) in enumerate(physical.walk())}
-    jitted = built.jitted(mesh, built.counting, marks)
+    jitted = built.jit(mesh, built.counting, marks)
     lowered = jitted.lower(*built.place(fresh()), *consts)
     on_gpu = physical.placement.platform == "gpu"
     compiled = lowered.compile(compiler_options=dict(GPU_OPTIONS) if on_gpu else None)
@@ -54,12 +54,12 @@ def measure_step(built: CompiledProgram, fresh: Callable[[], Sequence[Leaf]]) ->
     program = program_data(plan)
     assert program is not None
     reader = ProgramReader(module, [kernel_estimate(s) for s, _ in steps_by_number(program["steps"])])
-    beside = compared(plan, compiled, None, lambda: lowered.as_text(debug_info=True))
+    beside = compare(plan, compiled, None, lambda: lowered.as_text(debug_info=True))
 
     def run(args: Sequence[Leaf]) -> None:
         block_until_ready(compiled(*args, *consts))
 
-    profile = recorded(lambda: built.place(fresh()), run)
+    profile = record_steps(lambda: built.place(fresh()), run)
     found = traced_steps(profile, module.header["name"], reader.readers)
     if not found or not any(step.events for step in found):
         platform = physical.placement.platform
@@ -67,7 +67,7 @@ def measure_step(built: CompiledProgram, fresh: Callable[[], Sequence[Leaf]]) ->
     return measured_step(found, beside, reader, local_devices(mesh), HOW)
 
 
-def recorded(fresh: Callable[[], Sequence[Leaf]], run: Callable[[Sequence[Leaf]], None]) -> HasPlanes:
+def record_steps(fresh: Callable[[], Sequence[Leaf]], run: Callable[[Sequence[Leaf]], None]) -> HasPlanes:
     """The trace of some steps by JAX's profiler, each in an event of its own.
 
     Arguments:

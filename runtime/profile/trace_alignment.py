@@ -47,7 +47,9 @@ class ProgramReader:
             if scheduled not in known:
                 found[scheduled] = x.name
             if x.opcode == "async-start":
-                found.update((x.name, self.module.computations[c].root) for c in x.called("calls"))
+                found.update(
+                    (x.name, self.module.computations[c].root) for c in x.called_computations("calls")
+                )
         return found
 
     @cached_property

@@ -14,13 +14,13 @@ from sbp.placement import Placement
 from sbp.runtime.call.arguments import Abstract
 from sbp.runtime.call.binding import Call
 from sbp.runtime.compile.traced_call import TracedCall
-from sbp.runtime.execute.compile_log import Shapes, said
+from sbp.runtime.execute.compile_log import Shapes, log_activity
 from sbp.runtime.execute.compiled_program import CompiledProgram
 from sbp.runtime.pipeline.program import CompiledPipeline
 from sbp.runtime.processes.process_group import process_group
 from sbp.runtime.program.program import Program
 from sbp.runtime.saved.file import AGAIN, check, devices_of, file_of, made_for, read
-from sbp.runtime.saved.pack import unpacked
+from sbp.runtime.saved.pack import unpack
 from sbp.runtime.saved.save import SavedSignature
 from sbp.signature import AUTO
 
@@ -107,8 +107,8 @@ def load_executable(path: str | os.PathLike[str], *, signing_key: bytes | None =
     check(file, header, made_for(devices))
     if (others := process_group()) is not None:
         others.agree(where, header["program"])
-    with said("loaded", file.name):
-        signature, built = unpacked(program, devices)
+    with log_activity("loaded", file.name):
+        signature, built = unpack(program, devices)
     return LoadedProgram(signature, built)
 
 

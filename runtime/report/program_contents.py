@@ -31,7 +31,7 @@ def contents(report: ComparedProgram) -> Contents:
         f"{plan.name} on {plan.placement}, compiled by XLA for {report.target}",
         f"<ProgramReport {plan.name} on {plan.placement}: {count} collectives, "
         f"bytes {percent(report.byte_error)}, memory {percent(report.memory_error)}, "
-        f"{len(report.unexplained)} unexplained>",
+        f"{len(report.unexplained_differences)} unexplained>",
         "compiled program",
         figures(report),
         [ReportTable("", "Compiled collectives", rows, rest)] if shown else [],
@@ -62,7 +62,7 @@ def figures(report: ComparedProgram) -> list[tuple[str, str]]:
         ("collectives", _count_text(report)),
         ("step", _step_text(report)),
     ]
-    wrong = len(report.unexplained)
+    wrong = len(report.unexplained_differences)
     return [*found, ("unexplained", f"{wrong}, listed below" if wrong else "nothing")]
 
 
@@ -161,7 +161,7 @@ def remarks(report: ComparedProgram) -> list[tuple[str, list[str]]]:
     changed = [told[r.row] for r in report.rows if r.row in told and r.changed]
     loops = report.simulation.unknown_trip_counts if report.simulation is not None else ()
     found = [
-        ("unexplained", list(report.unexplained)),
+        ("unexplained", list(report.unexplained_differences)),
         ("planned, and not sent", removed),
         ("sent otherwise", changed),
         ("loops of unknown length, counted as one trip", list(loops)),
@@ -191,7 +191,7 @@ def data(report: ComparedProgram) -> dict[str, Any]:
         "memory": None if report.memory is None else dataclasses.asdict(report.memory),
         "collectives": [dataclasses.asdict(c) for c in report.collectives],
         "rows": [dataclasses.asdict(r) for r in report.rows],
-        "unexplained": list(report.unexplained),
+        "unexplained": list(report.unexplained_differences),
         "simulation": None if simulation is None else dataclasses.asdict(simulation),
         "plan": plan_data(report.plan),
     }

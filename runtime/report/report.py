@@ -22,7 +22,7 @@ from sbp.runtime.profile.trace_attribution import SENDING, StepAttribution
 from sbp.runtime.report import pipeline_contents, program_contents
 from sbp.runtime.report.contents import Contents, contents_html, contents_page, contents_text
 from sbp.runtime.report.pipeline_comparison import ComparedPipeline
-from sbp.runtime.target.comparison import ComparedProgram, HasMemory, compared
+from sbp.runtime.target.comparison import ComparedProgram, HasMemory, compare
 from sbp.runtime.target.events import KERNELS, LOOPS, Simulation
 
 
@@ -94,7 +94,7 @@ class ProgramReport(ComparedProgram):
         """
         forms: dict[str, Callable[[], str]] = {
             ".json": lambda: json.dumps(self.data, indent=1) + "\n",
-            ".html": lambda: contents_page(self.contents, self.timelines, self.beside),
+            ".html": lambda: contents_page(self.contents, self.timelines, self.simulated_steps),
             ".txt": self.__str__,
         }
         if self.trace is not None:
@@ -112,7 +112,7 @@ class ProgramReport(ComparedProgram):
         return program_contents.data(self)
 
     @property
-    def beside(self) -> Sequence[MeasuredStep]:
+    def simulated_steps(self) -> Sequence[MeasuredStep]:
         """The simulated step, as the page shows it beside the plan."""
         step = simulated_step(self)
         return () if step is None else (step,)
@@ -143,7 +143,7 @@ class PipelineReport(ComparedPipeline, ProgramReport):
         return pipeline_contents.data(self)
 
     @property
-    def beside(self) -> Sequence[MeasuredStep]:
+    def simulated_steps(self) -> Sequence[MeasuredStep]:
         """Nothing: schedules are drawn instead."""
         return ()
 
@@ -167,10 +167,10 @@ def report_of(
     lowered_text: Callable[[], str],
     domain_devices: int | None = None,
 ) -> ProgramReport:
-    """The report of a compiled program; arguments as of `compared`.
+    """The report of a compiled program; arguments as of `compare`.
 
     Raises:
       HloTextError: if the backend gives no text, or one that cannot be read.
     """
-    found = compared(plan, compiled, chip, lowered_text, domain_devices)
+    found = compare(plan, compiled, chip, lowered_text, domain_devices)
     return ProgramReport(**{f.name: getattr(found, f.name) for f in fields(found)})

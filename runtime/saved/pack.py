@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sbp.compat.cache import SerialProgram, loaded
+from sbp.compat.cache import SerialProgram, load_program
 from sbp.compat.core import is_key
 from sbp.compat.untyped import JaxDevice
 from sbp.passes.explain.plan import PlanData
@@ -63,14 +63,14 @@ class Programs:
     names: Mapping[int, tuple[str, tuple[int, ...]]]
 
 
-def packed(what: object, programs: Programs) -> bytes:
+def pack(what: object, programs: Programs) -> bytes:
     """Something with its compiled programs as bytes."""
     out = io.BytesIO()
     _Packer(out, programs).dump(what)
     return pickle.dumps((dict(programs.serial), out.getvalue()))
 
 
-def unpacked(data: bytes, devices: Sequence[JaxDevice]) -> Any:
+def unpack(data: bytes, devices: Sequence[JaxDevice]) -> Any:
     """What was packed: to be called for what one trusts, and that is whole.
 
     Arguments:
@@ -123,7 +123,7 @@ class _Unpacker(pickle.Unpickler):
             return self.devices[pid[1]]
         if pid not in self.known:
             _, name, ids = pid
-            self.known[pid] = loaded(self.serial[name], [self.devices[i] for i in ids])
+            self.known[pid] = load_program(self.serial[name], [self.devices[i] for i in ids])
         return self.known[pid]
 
 

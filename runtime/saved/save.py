@@ -8,22 +8,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sbp.compat.cache import SerialProgram, serialised
+from sbp.compat.cache import SerialProgram, serialise
 from sbp.compat.forks import check_not_forked
 from sbp.compat.untyped import JaxDevice, struct
 from sbp.errors import ExecutableError, Problem
 from sbp.placement import Placement
-from sbp.runtime.cache.cache_folder import caching
+from sbp.runtime.cache.cache_folder import cache_context
 from sbp.runtime.call.arguments import Abstract
 from sbp.runtime.call.binding import Call, Parameters
-from sbp.runtime.execute.compile_log import said
+from sbp.runtime.execute.compile_log import log_activity
 from sbp.runtime.execute.compiled_program import CompiledProgram
 from sbp.runtime.pipeline.pipeline_executor import PipelineExecutor
 from sbp.runtime.pipeline.program import CompiledPipeline
 from sbp.runtime.pipeline.shared_executables import CALLBACK, Executable
 from sbp.runtime.processes.process_group import process_group
 from sbp.runtime.saved.file import file_of, made_for, write
-from sbp.runtime.saved.pack import Programs, packed
+from sbp.runtime.saved.pack import Programs, pack
 
 WHOLE = "whole"
 """The name of the only program of one placement."""
@@ -80,13 +80,13 @@ def save(
     check_not_forked(f"{signature.name}: save_executable(...)")
     file = file_of(path)
     header = made_for(list(signature.placement.mesh.devices.flat))
-    with said("saved", signature.name, f" to {file}"):
+    with log_activity("saved", signature.name, f" to {file}"):
         what: CompiledProgram | CompiledPipeline = built
         if isinstance(built, CompiledPipeline):
             programs = _of_pipeline(built)
         else:
             what, programs = _of_whole(built)
-        program = packed((signature, what), programs)
+        program = pack((signature, what), programs)
         header["program"] = _common(signature.name, hashlib.sha256(program).hexdigest())
         write(file, header, program, key)
 
@@ -94,7 +94,7 @@ def save(
 def _common(name: str, digest: str) -> str:
     """One word for the program in all processes: whoever loads files of two programs is told."""
     others = process_group()
-    return digest if others is None else str(others.gathered(f"save {name}", digest)[0])
+    return digest if others is None else str(others.gather(f"save {name}", digest)[0])
 
 
 def _of_whole(built: CompiledProgram) -> tuple[CompiledProgram, Programs]:
@@ -104,14 +104,14 @@ def _of_whole(built: CompiledProgram) -> tuple[CompiledProgram, Programs]:
     assert physical is not None
     mesh = physical.placement.mesh
     structs = [*built.ends[0], *(struct(c.shape, c.dtype, sharding=c.sharding) for c in consts)]
-    lowered = built.jitted(mesh, built.counting, checked=True).lower(*structs)
+    lowered = built.jit(mesh, built.counting, checked=True).lower(*structs)
     if CALLBACK in lowered.as_text():
         raise ExecutableError(_calls_host(built.plan.name))
     devices = list(mesh.devices.flat)
-    with caching(built.cache) as cache:
+    with cache_context(built.cache) as cache:
         compiled = lowered.compile()
     ids = tuple(d.id for d in devices)
-    serial = _must(serialised(compiled, devices, cache.found), built.plan.name)
+    serial = _must(serialise(compiled, devices, cache.last_found), built.plan.name)
     out = copy.copy(built)
     out.reads_ahead = False  # what is saved is the program without
     out.__dict__ |= {"executable": (compiled, ins, consts), "keys_ahead": None}
@@ -121,7 +121,7 @@ def _of_whole(built: CompiledProgram) -> tuple[CompiledProgram, Programs]:
 def _of_pipeline(built: CompiledPipeline) -> Programs:
     """The programs of this process: those of its stages, and of its ways to the stages of others. Those that
     are alike have one."""
-    built.closed  # noqa: B018  (the arrays that it closes over are a part of it)
+    built.closed_arrays  # noqa: B018  (the arrays that it closes over are a part of it)
     executor = built.executor
     names: dict[int, tuple[str, tuple[int, ...]]] = {}
     serial: dict[str, SerialProgram] = {}

@@ -176,13 +176,13 @@ class _Run:
         for share in self.asked.kept if computes_twice(traced_call.traced.graph) else self.asked.kept[:1]:
             if math.isfinite(least) and self.over:
                 return
-            found = self.planned(traced_call, replace(row, kept=share))
+            found = self.plan_row(traced_call, replace(row, kept=share))
             self.rows.append(found)
             if not found.usable or found.seconds >= least:
                 return
             least = found.seconds
 
-    def planned(self, traced_call: TracedCall, row: RankedPlan) -> RankedPlan:
+    def plan_row(self, traced_call: TracedCall, row: RankedPlan) -> RankedPlan:
         """A row with its plan, or with the reason why it has none."""
         asked = self.asked
         in_sbp = for_placement(asked.in_sbp, row.placement)

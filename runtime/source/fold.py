@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from sbp.passes.render.repeats import Repeat, repeats
-from sbp.runtime.source.lines import MARKER, PICK, CodeLine, Function, ids_in, written
+from sbp.runtime.source.lines import MARKER, PICK, CodeLine, Function, ids_in, read_values
 from sbp.runtime.source.text import marker
 from sbp.runtime.source.values import Var
 
@@ -108,7 +108,7 @@ class Fold:
         inside = {v.id for line in lines for v in line.targets}
         found: set[int] = set()
         for k, line in enumerate(lines):
-            if line.pure and count[tokens[k]] <= most and inside.isdisjoint(written(line)):
+            if line.pure and count[tokens[k]] <= most and inside.isdisjoint(read_values(line)):
                 found.add(k)
                 inside -= {v.id for v in line.targets}
         return frozenset(found)
@@ -181,7 +181,7 @@ class Fold:
                 functions.append(made[key][0])
             function, leaves = made[key]
             targets = [v for line in own for v in line.targets]
-            reads = list(dict.fromkeys(i for line in own for i in written(line)))
+            reads = list(dict.fromkeys(i for line in own for i in read_values(line)))
             inside = {v.id for v in targets}
             args = ", ".join(marker(i) for i in reads if i not in inside)
             out.append(CodeLine(tuple(targets[i] for i in leaves), f"{marker(function.id)}({args})", None))
@@ -200,7 +200,7 @@ class Fold:
             first.append(replace(lines[k], alike=steps, varied=len(kinds) > 1))
         made = [v for line in first for v in line.targets]
         inside = {v.id for v in made}
-        reads = list(dict.fromkeys(i for line in first for i in written(line) if i not in inside))
+        reads = list(dict.fromkeys(i for line in first for i in read_values(line) if i not in inside))
         params = tuple((Var(i, (), np.dtype(bool)),) for i in reads)
         alike = tuple(_numbers([lines[k] for k in part]) for part in same)
         results = ", ".join(marker(made[i].id) for i in leaves)
@@ -212,13 +212,13 @@ class Fold:
 def _numbers(lines: Sequence[CodeLine]) -> tuple[int, ...]:
     """What some lines read of others, and what they make."""
     own = [v.id for line in lines for v in line.targets]
-    return (*dict.fromkeys(i for line in lines for i in written(line) if i not in own), *own)
+    return (*dict.fromkeys(i for line in lines for i in read_values(line) if i not in own), *own)
 
 
 def _together(lines: Sequence[CodeLine]) -> list[CodeLine]:
     """The same lines, those that use each other's values together, if that can be done."""
     maker = {v.id: k for k, line in enumerate(lines) for v in line.targets}
-    reads = [[maker[i] for i in written(line) if i in maker] for line in lines]
+    reads = [[maker[i] for i in read_values(line) if i in maker] for line in lines]
     readers = Counter(k for used in reads for k in used)
     group = list(range(len(lines)))
 
@@ -243,7 +243,7 @@ def _together(lines: Sequence[CodeLine]) -> list[CodeLine]:
 
 def _uses(lines: Sequence[CodeLine], results: Sequence[int]) -> tuple[list[list[int]], dict[int, int]]:
     """What each line reads, and where each value is read last."""
-    reads = [written(line) for line in lines]
+    reads = [read_values(line) for line in lines]
     last: dict[int, int] = {}
     for at, ids in enumerate(reads):
         last.update(dict.fromkeys(ids, at))

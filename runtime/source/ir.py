@@ -134,8 +134,8 @@ class BlockBuilder:
             env[v] = self.constant(value) if not isinstance(value, Var | Lit) else value
         eqns: list[Eqn] = []
         made = self._run(jaxpr, env, eqns, step)
-        kept, outputs = shared(eqns, made)
-        return Block(tuple(inputs), used(kept, outputs), outputs)
+        kept, outputs = merge_equal(eqns, made)
+        return Block(tuple(inputs), used_equations(kept, outputs), outputs)
 
     def _run(self, jaxpr: core.Jaxpr, env: dict[Any, Term], eqns: list[Eqn], step: int) -> list[Term]:
         for eqn in jaxpr.eqns:
@@ -229,7 +229,7 @@ _SCAN: tuple[str, ...] = ("length", "reverse", "unroll")
 LOOPS: Mapping[str, Any] = {"scan": _scan, "while": _while, "cond": _cond}
 
 
-def captured(block: Block) -> Counter[Var]:
+def read_counts(block: Block) -> Counter[Var]:
     """How often a block reads each value, those of blocks around it included."""
     found: Counter[Var] = Counter(x for x in block.outputs if isinstance(x, Var))
     for eqn in block.eqns:
@@ -243,13 +243,13 @@ def reads(eqn: Eqn) -> Iterator[Var]:
     yield from (x for x in eqn.ins if isinstance(x, Var))
     for block in eqn.blocks:
         own = {*block.inputs, *(v for e in block.eqns for v in e.outs)}
-        for v in captured(block):
+        for v in read_counts(block):
             if v not in own:
                 yield v
                 yield v
 
 
-def used(eqns: Sequence[Eqn], results: Sequence[Term]) -> tuple[Eqn, ...]:
+def used_equations(eqns: Sequence[Eqn], results: Sequence[Term]) -> tuple[Eqn, ...]:
     """The equations whose results somebody needs."""
     needed = {x for x in results if isinstance(x, Var)}
     kept: list[Eqn] = []
@@ -260,7 +260,7 @@ def used(eqns: Sequence[Eqn], results: Sequence[Term]) -> tuple[Eqn, ...]:
     return tuple(reversed(kept))
 
 
-def shared(eqns: Sequence[Eqn], outputs: Sequence[Term]) -> tuple[tuple[Eqn, ...], tuple[Term, ...]]:
+def merge_equal(eqns: Sequence[Eqn], outputs: Sequence[Term]) -> tuple[tuple[Eqn, ...], tuple[Term, ...]]:
     """Equations of one step that say the same as one: masks, positions."""
     known: dict[Any, Eqn] = {}
     same: dict[Var, Var] = {}

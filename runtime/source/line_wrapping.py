@@ -76,7 +76,7 @@ def items(parts: Sequence[str], indent: int, last_comma: bool = True) -> list[st
     if len(parts) == 1 and not last_comma:  # an expression in brackets is no tuple
         return _inner(parts[0], indent, "")
     if all(len(p) <= _SHORT or _PLAIN.fullmatch(p) for p in parts):
-        return filled([f"{p}," for p in parts], indent)
+        return fill_lines([f"{p}," for p in parts], indent)
     return [line for p in parts for line in _inner(p, indent, ",")]
 
 
@@ -101,7 +101,7 @@ def _chain(terms: Sequence[str], indent: int, suffix: str) -> Iterator[str]:
         yield from statement(sign, rest, indent, suffix if k == len(terms) - 1 else "")
 
 
-def filled(words: Sequence[str], indent: int) -> list[str]:
+def fill_lines(words: Sequence[str], indent: int) -> list[str]:
     """Words, as many to a line as fit."""
     lines, line = [], " " * indent
     for word in words:

@@ -12,7 +12,7 @@ import numpy as np
 from sbp.runtime.source.collectives import COLLECTIVES, TALKING
 from sbp.runtime.source.elements import ELEMENTS
 from sbp.runtime.source.ir import LOOPS, reads
-from sbp.runtime.source.operands import Operands, Spelling, bound
+from sbp.runtime.source.operands import Operands, Spelling, primitive_text
 from sbp.runtime.source.shapes import SHAPES
 from sbp.runtime.source.text import GivenThings, Text, literal, marker, number
 from sbp.runtime.source.values import Block, Eqn, Lit, Term, Var
@@ -97,7 +97,7 @@ def length(code: str) -> int:
     return len(MARKER.sub("x" * _NAME, code))
 
 
-def grouping(codes: Sequence[str]) -> str:
+def group_text(codes: Sequence[str]) -> str:
     """Several expressions as one: one alone as it is."""
     return codes[0] if len(codes) == 1 else f"({', '.join(codes)})"
 
@@ -170,7 +170,7 @@ class Writer:
     def _spelled(self, eqn: Eqn) -> Text:
         operands = Operands(eqn, [self.text(x) for x in eqn.ins], self.given)
         spelling = _SPELLINGS.get(eqn.name)
-        return (spelling(operands) if spelling is not None else None) or bound(operands)
+        return (spelling(operands) if spelling is not None else None) or primitive_text(operands)
 
     def _named(self, x: Term) -> CodeLine:
         """A line for what would have been put into another one."""
@@ -213,9 +213,9 @@ class Writer:
     ) -> Function:
         lines, results = self.block(block)
         if split >= 0:
-            shown = f"{grouping(results[:split])}, {grouping(results[split:])}"
+            shown = f"{group_text(results[:split])}, {group_text(results[split:])}"
         else:
-            shown = grouping(results)
+            shown = group_text(results)
         return Function(next(self.fresh), wanted, tuple(map(tuple, params)), tuple(lines), shown)
 
     def _scan(self, eqn: Eqn, ends: bool) -> CodeLine:
@@ -226,8 +226,8 @@ class Writer:
         extra = f", length={p['length']}" + (", reverse=True" if p["reverse"] else "")
         if p.get("unroll", 1) not in (1, False):
             extra += f", unroll={literal(p['unroll'], 'unroll', self.given)}"
-        xs = grouping(given[n:]) if given[n:] else "None"
-        code = f"lax.scan({marker(function.id)}, {grouping(given[:n])}, {xs}{extra})"
+        xs = group_text(given[n:]) if given[n:] else "None"
+        code = f"lax.scan({marker(function.id)}, {group_text(given[:n])}, {xs}{extra})"
         return CodeLine(eqn.outs, code, eqn, (function,), ends)
 
     def _while(self, eqn: Eqn, ends: bool) -> CodeLine:
@@ -235,7 +235,7 @@ class Writer:
             self._function(name, (block.inputs,), block)
             for name, block in zip(("condition", "body"), eqn.blocks, strict=True)
         )
-        init = grouping([self.read(x) for x in eqn.ins])
+        init = group_text([self.read(x) for x in eqn.ins])
         code = f"lax.while_loop({marker(condition.id)}, {marker(body.id)}, {init})"
         return CodeLine(eqn.outs, code, eqn, (condition, body), ends)
 
@@ -258,13 +258,13 @@ def _nothing(x: Term) -> Eqn:
     return Eqn(None, {}, (x,), (), -1)
 
 
-def written(line: CodeLine) -> list[int]:
+def read_values(line: CodeLine) -> list[int]:
     """All values that a line reads, those of its functions included and not their own."""
     own, found = set[int](), list[int]()
     for f in line.defs:
         own |= {f.id, *(v.id for group in f.params for v in group)}
         for inner in f.lines:
-            found += written(inner)
+            found += read_values(inner)
             own |= {v.id for v in inner.targets}
         found += ids_in(f.results)
     return [i for i in dict.fromkeys([*found, *ids_in(line.code)]) if i not in own]

@@ -108,7 +108,7 @@ _LOOP = """\
 """
 
 
-def running(scheduled: bool) -> list[str]:
+def run_functions(scheduled: bool) -> list[str]:
     """The functions that run pieces.
 
     Arguments:

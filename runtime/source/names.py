@@ -229,7 +229,7 @@ class Hints:
         """What a value of the graph is to the user; "" if nothing says."""
         return self.of_path(self.names.of(v)) or self._values.get(v, "")
 
-    def named(self, v: int) -> str:
+    def name_of(self, v: int) -> str:
         """A name for a value, by what makes it if nothing else says."""
         return self.value(v) or self._weak(v)
 
@@ -245,7 +245,7 @@ class Hints:
             return fallback, False
         step, last = self.steps[own[0] if own else eqn.step][0], last or bool(own)
         if isinstance(step, Box):
-            base = self.named(step.value)
+            base = self.name_of(step.value)
             suffix = _KINDS.get(step.move.kind, "")
             return (f"{base}_{suffix}" if suffix and last else fallback), last
         if not last:
@@ -312,7 +312,7 @@ class Unique:
     taken: set[str]
 
     @classmethod
-    def beside(cls, names: Iterable[str]) -> Unique:
+    def from_taken(cls, names: Iterable[str]) -> Unique:
         """Beside some names, and what the module itself uses."""
         return cls({*names, *RESERVED})
 

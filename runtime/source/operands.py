@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sbp.compat import core
-from sbp.runtime.source.text import ATOM, UNARY, GivenThings, Text, literal, number, typed
+from sbp.runtime.source.text import ATOM, UNARY, GivenThings, Text, literal, number, typed_text
 from sbp.runtime.source.values import Eqn, Lit
 
 
@@ -37,7 +37,7 @@ class Operands:
         """An operand of its very shape and type."""
         x, text = self.eqn.ins[i], self.texts[i]
         if isinstance(x, Lit):
-            return Text(typed(x.value, x.dtype))
+            return Text(typed_text(x.value, x.dtype))
         if text.exactly:
             return Text(text.exactly)
         if text.shape is None or text.shape == x.shape:
@@ -98,7 +98,7 @@ Spelling: TypeAlias = Callable[[Operands], Text | None]
 """An equation as an expression; None if this one cannot be spelled so."""
 
 
-def bound(o: Operands) -> Text:
+def primitive_text(o: Operands) -> Text:
     """Any equation, by the name of its primitive; one that holds a function is handed to the module."""
     if any(map(core.holds_function, o.params.values())):
         call = _handed(o.eqn)

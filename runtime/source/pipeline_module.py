@@ -17,7 +17,7 @@ from sbp.passes.program.role import Phase
 from sbp.passes.render.program_source import ProgramSource
 from sbp.runtime.source import loop_text
 from sbp.runtime.source.device import DeviceProgram, DeviceWriter
-from sbp.runtime.source.line_wrapping import WIDTH, comment, filled, statement
+from sbp.runtime.source.line_wrapping import WIDTH, comment, fill_lines, statement
 from sbp.runtime.source.module import head, mesh
 from sbp.runtime.source.names import identifier
 from sbp.runtime.source.specs import mesh_axes
@@ -61,14 +61,14 @@ class StagedModule:
     given: GivenThings = field(default_factory=GivenThings)
 
     @cached_property
-    def merged(self) -> bool:
+    def is_backward_one(self) -> bool:
         """Whether a backward pass is one piece."""
         return self.plan.schedule is None or not self.plan.schedule.splits
 
     @cached_property
     def places(self) -> list[StagePlace]:
         """The placements."""
-        return StageNames(self.plan, self.stages, self.merged).all
+        return StageNames(self.plan, self.stages, self.is_backward_one).all
 
     @cached_property
     def _constants(self) -> Sequence[object]:
@@ -78,7 +78,7 @@ class StagedModule:
         """What a piece is called in the tables: as the schedule calls it, or by when it runs once."""
         phase, at = piece.part.phase, piece.part.at
         if phase in _LETTERS:
-            return f"{'B' if self.merged and phase is Phase.INPUT else _LETTERS[phase]}{at}"
+            return f"{'B' if self.is_backward_one and phase is Phase.INPUT else _LETTERS[phase]}{at}"
         return self.function(place, piece)
 
     def function(self, place: StagePlace, piece: Piece) -> str:
@@ -101,7 +101,7 @@ class StagedModule:
         parts += ["", "", *loop_text.PIECE.split("\n"), *self._pieces(), "", *self._sends()]
         parts += ["", *self._ends(), "", *self._schedule()]
         scheduled = self.plan.schedule is not None
-        parts += ["", *loop_text.running(scheduled), "", "", *loop_text.entry(name, scheduled)]
+        parts += ["", *loop_text.run_functions(scheduled), "", "", *loop_text.entry(name, scheduled)]
         body = "\n".join(parts)
         text = head(self._claim(), body) + body + "\n"
         return ProgramSource(name, text, dict(self.given.things), tuple(self._constants))
@@ -123,7 +123,7 @@ class StagedModule:
             groups: dict[str, list[str]] = {}
             for slot in place.names if len(ends) > _MANY else ():
                 if slot in ends and slot.value >= 0:
-                    groups.setdefault(mesh_axes(place.held.spec(slot)), []).append(place.names[slot])
+                    groups.setdefault(mesh_axes(place.slot_layout.spec(slot)), []).append(place.names[slot])
             for spec, names in groups.items():
                 yield from statement("**", f"dict.fromkeys({_names(names)}, {spec})", 8, ",")
             grouped = {n for names in groups.values() for n in names}
@@ -136,9 +136,9 @@ class StagedModule:
     def _lying(self, place: StagePlace, slot: Slot, name: str) -> list[str]:
         if slot.value < 0:
             return statement(f'"{name}": ', "PartitionSpec()", 8, ",")
-        kind = f"{place.held.dtype(slot)}[{', '.join(map(str, slot.shape(place.cut.physical.graph)))}]"
-        packed = ", shards stacked" if place.held.packed(slot) else ""
-        *before, line = statement(f'"{name}": ', mesh_axes(place.held.spec(slot)), 8, ",")
+        kind = f"{place.slot_layout.dtype(slot)}[{', '.join(map(str, slot.shape(place.cut.physical.graph)))}]"
+        packed = ", shards stacked" if place.slot_layout.is_packed(slot) else ""
+        *before, line = statement(f'"{name}": ', mesh_axes(place.slot_layout.spec(slot)), 8, ",")
         note = f"  # {kind} {format_sbp(slot.nd)}{packed}"
         return [*before, line + (note if len(line) + len(note) <= WIDTH else "")]
 
@@ -148,7 +148,7 @@ class StagedModule:
         for r in piece.reads:
             name = place.names[r.slot].removesuffix(EACH)
             names += [f"{name}_{k}" for k in range(microbatches)] if r.how is How.STACK else [name]
-        traced = trace_piece(place.held, piece, microbatches)
+        traced = trace_piece(place.slot_layout, piece, microbatches)
         paths = plan.in_paths, plan.out_paths
         program = DeviceProgram(traced, place.cut.physical, paths, names, numbered=True)
         rows = {c.name: c for c in plan.collectives if c.name}
@@ -163,7 +163,7 @@ class StagedModule:
             Phase.WEIGHT: f"The gradients of the weights of stage {at} for a micro-batch",
             Phase.AFTER: "What runs after the micro-batches",
         }
-        if phase is Phase.INPUT and not self.merged:
+        if phase is Phase.INPUT and not self.is_backward_one:
             words[phase] = f"What other stages wait for of the backward pass of stage {at}"
         return f"{words[phase]}, on a device of placement {place.number}."
 
@@ -219,7 +219,7 @@ class StagedModule:
     @cached_property
     def _rows(self) -> Mapping[tuple[int, int, int], Collective]:
         """The rows of the plan for what is sent, by value and placements."""
-        found = ways(self.stages, self.stages.cuts(self.merged))
+        found = ways(self.stages, self.stages.cuts(self.is_backward_one))
         return {(w.value, w.source, w.target): c for w, c in zip(found, self.plan.sends, strict=True)}
 
     def _ends(self) -> Iterator[str]:
@@ -290,7 +290,7 @@ def _names(names: Iterable[str]) -> str:
 def _table(entries: Sequence[str], paths: Sequence[str]) -> Iterator[str]:
     """Entries of a table, each with its path; many without, several to a line: their names say enough."""
     if len(entries) > _MANY:
-        yield from filled(entries, 4)
+        yield from fill_lines(entries, 4)
         return
     for entry, path in zip(entries, paths, strict=True):
         line = f"    {entry}  # {path}"

@@ -102,7 +102,7 @@ def trace(graph: Graph) -> TracedDevice:
         env: dict[int, Any] = dict(zip(graph.inputs, args, strict=True))
         for i, node in enumerate(graph.nodes):
             ins = [value_of(x, env) for x in node.inputs]
-            with core.marked(node.source.info, f"sbp.step{i}"):
+            with core.source_context(node.source.info, f"sbp.step{i}"):
                 outs = ins[:1] if node.barrier >= 0 else core.bind(node.primitive, ins, dict(node.params))
             env.update(zip(node.outputs, outs, strict=True))
         return [value_of(x, env) for x in graph.outputs]

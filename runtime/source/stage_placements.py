@@ -42,7 +42,7 @@ class StagePlace:
     names: Mapping[Slot, str]
 
     @property
-    def held(self) -> SlotLayout:
+    def slot_layout(self) -> SlotLayout:
         """How tensors lie in its slots."""
         return SlotLayout(self.cut.physical)
 
@@ -87,10 +87,10 @@ class StageNames:
             *cut.closed,
             *cut.results,
         }
-        unique = Unique.beside(["microbatch"])
+        unique = Unique.from_taken(["microbatch"])
         names = {}
         for slot in dict.fromkeys(s for s in slots if s in known):
-            plain = "number" if slot.value < 0 else hints.named(slot.value)
+            plain = "number" if slot.value < 0 else hints.name_of(slot.value)
             name = unique.name(wanted.get(slot, plain))
             names[slot] = name + EACH if slot.kind is SlotKind.EACH else name
         return StagePlace(number, cut, hints, names)
@@ -105,7 +105,7 @@ class StageNames:
         inside = [(w.value, w.source, w.target) for w in ways(self.stages, cuts) if w.inside]
         back = {v for v, _, _ in inside if v in makers and phases.get(makers[v].id) == "backward"}
         for c in cuts:
-            found.update({v: hints.named(v) for v in (*c.sent, *c.passed)})
+            found.update({v: hints.name_of(v) for v in (*c.sent, *c.passed)})
         for v, p, q in inside:
             there = {w for w, *way in inside if way == [q, p] and w not in back}
             of = {found[w] for w in there if _kind(labels.graph, w) == _kind(labels.graph, v)}

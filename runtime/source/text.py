@@ -79,7 +79,7 @@ def number(value: Any, dtype: DType) -> str:
         return str(bool(value))
     if jnp.issubdtype(dtype, jnp.integer):
         whole = int(value)
-        return str(whole) if -_INT32 <= whole < _INT32 else _extreme(whole, dtype) or typed(value, dtype)
+        return str(whole) if -_INT32 <= whole < _INT32 else _extreme(whole, dtype) or typed_text(value, dtype)
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return repr(complex(value))
     if not math.isfinite(float(value)):
@@ -104,7 +104,7 @@ def _extreme(value: Any, dtype: DType) -> str:
     return ""
 
 
-def typed(value: Any, dtype: DType) -> str:
+def typed_text(value: Any, dtype: DType) -> str:
     """A scalar of its very type."""
     if dtype == np.bool_:
         return f"np.bool_({bool(value)})"
@@ -169,7 +169,7 @@ def literal(value: Any, wanted: str, given: GivenThings) -> str:
     if isinstance(value, float):
         return number(value, np.dtype("float64"))
     if isinstance(value, np.generic):
-        return typed(value, value.dtype)
+        return typed_text(value, value.dtype)
     if isinstance(value, np.dtype) or (isinstance(value, type) and hasattr(value, "dtype")):
         return dtype_text(np.dtype(value))
     if isinstance(value, np.ndarray) and value.size <= _FEW:

@@ -84,15 +84,15 @@ class SourceDevice(Device):
 
     seen: list[tuple[Step, ...]] = field(default_factory=list)
 
-    def marked(self, *steps: Step) -> AbstractContextManager[None]:
+    def mark(self, *steps: Step) -> AbstractContextManager[None]:
         """The user's line, the rows of the plan, and the number of the step."""
         self.seen.append(steps)
         source = steps[0].source if isinstance(steps[0], Box) else steps[0].node.source
         rows = scope_of_rows([row for s in steps for row in s.rows])
         scope = f"sbp.step{len(self.seen) - 1}"
-        return core.marked(source.info, f"{rows}/{scope}" if rows else scope)
+        return core.source_context(source.info, f"{rows}/{scope}" if rows else scope)
 
-    def moved(self, x: jax.Array, step: Box) -> jax.Array:
+    def move_tensor(self, x: jax.Array, step: Box) -> jax.Array:
         """A move; reductions that look at bits are calls by name."""
         old = step.move.old
         if step.move.kind == "all_reduce" and isinstance(old, Partial):
@@ -104,7 +104,7 @@ class SourceDevice(Device):
                 return _named(NamedCall("all_product", (("", names),)), [x], [x])[0]
             if not step.owned and old.op != "sum" and real:
                 return _named(NamedCall("extremum", (("", old.op), ("", names))), [x], [x])[0]
-        return super().moved(x, step)
+        return super().move_tensor(x, step)
 
     def bucket(self, steps: Sequence[Step], i: int, env: Env) -> int:
         """All moves of one bucket; what comes of each is marked as its own."""
@@ -112,7 +112,7 @@ class SourceDevice(Device):
         for box in steps[i:end]:
             assert isinstance(box, Box)
             version = box.value, box.move.after
-            with self.marked(box):
+            with self.mark(box):
                 (env[version],) = _named(NamedCall(IS), [env[version]], [env[version]])
         return end
 

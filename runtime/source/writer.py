@@ -8,7 +8,7 @@ from sbp.passes.explain.plan import Collective
 from sbp.passes.physical.program import Box, Compute
 from sbp.passes.render.user_lines import function_at, text_at
 from sbp.runtime.source.line_wrapping import WIDTH, comment, items, split, statement
-from sbp.runtime.source.lines import MARKER, PICK, CodeLine, Function, ids_in, written
+from sbp.runtime.source.lines import MARKER, PICK, CodeLine, Function, ids_in, read_values
 from sbp.runtime.source.names import Hints, Unique, common_name, identifier
 from sbp.runtime.source.values import Var
 from sbp.signature import format_sbp
@@ -123,7 +123,7 @@ class Printer:
         doc: Sequence[str],
     ) -> list[str]:
         """A function of the module."""
-        scope = Scope(dict(self.functions), Unique.beside(self.functions.values()))
+        scope = Scope(dict(self.functions), Unique.from_taken(self.functions.values()))
         return self._function(name, params, lines, results, scope, 0, doc)
 
     def _function(
@@ -136,7 +136,7 @@ class Printer:
         indent: int,
         doc: Sequence[str] = (),
     ) -> list[str]:
-        used = {i for line in lines for i in written(line)} | set(ids_in(results))
+        used = {i for line in lines for i in read_values(line)} | set(ids_in(results))
         args, taken = [], list[str]()
         for group in params:
             if len(group) == 1:

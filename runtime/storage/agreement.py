@@ -8,10 +8,10 @@ from sbp.compat.forks import check_not_forked
 from sbp.errors import CheckpointError, Problem, raise_all
 from sbp.runtime.processes.process_group import process_group
 from sbp.runtime.storage.files import Path
-from sbp.runtime.storage.messages import failed
+from sbp.runtime.storage.messages import storage_failure
 
 
-def agreed(what: str, path: Path, action: Callable[[], Any]) -> Any:
+def agree(what: str, path: Path, action: Callable[[], Any]) -> Any:
     """What an action of process 0 gives, which JSON can hold; nobody waits for one that has failed.
 
     All processes come here.
@@ -31,9 +31,9 @@ def agreed(what: str, path: Path, action: Callable[[], Any]) -> Any:
     except CheckpointError as e:
         found, cause = tuple(e.problems), e.__cause__
     except Exception as e:
-        found, cause = (failed(path, e),), e
+        found, cause = (storage_failure(path, e),), e
     if (others := process_group()) is not None:
-        told = others.gathered(what, {"problems": [asdict(p) for p in found], "value": value})
+        told = others.gather(what, {"problems": [asdict(p) for p in found], "value": value})
         wrong: Mapping[str, Any] = next((one for one in told if one["problems"]), told[0])
         found = found or tuple(Problem(**p) for p in wrong["problems"])
         value = told[0]["value"]

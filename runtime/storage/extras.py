@@ -23,7 +23,7 @@ _ARRAY, _KEY, _BYTES = "__array__", "__key__", "__bytes__"
 """Keys of the dicts that stand for an array, for a PRNG key, and for bytes."""
 
 
-def encoded(extra: PyTree) -> tuple[Any, bytes]:
+def encode(extra: PyTree) -> tuple[Any, bytes]:
     """A tree as JSON, and the file of its arrays; empty bytes where it has none.
 
     Raises:
@@ -39,7 +39,7 @@ def encoded(extra: PyTree) -> tuple[Any, bytes]:
     return content, file.getvalue()
 
 
-def decoded(content: Any, file: bytes) -> Any:
+def decode(content: Any, file: bytes) -> Any:
     """The tree that was encoded; tuples have become lists.
 
     Raises:
@@ -58,7 +58,7 @@ def digest(file: bytes) -> str | None:
 
 
 DAMAGE = (ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError)
-"""What `decoded` raises for bytes that it has not written."""
+"""What `decode` raises for bytes that it has not written."""
 
 
 # -- inside

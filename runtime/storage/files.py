@@ -297,7 +297,7 @@ def listed_by_orbax(folder: Path, pattern: str) -> set[str]:
 def _cannot(folder: Path, error: OSError) -> CheckpointError:
     """Why a folder cannot be made or looked at, in words."""
     wrong = None if is_url(folder) else in_the_way(os.fspath(folder), error)
-    return CheckpointError(wrong or messages.failed(folder, error))
+    return CheckpointError(wrong or messages.storage_failure(folder, error))
 
 
 @contextlib.contextmanager

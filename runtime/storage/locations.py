@@ -64,7 +64,7 @@ def in_the_way(folder: str, error: OSError) -> Problem | None:
         if not os.path.islink(at) or os.path.exists(at):
             return messages.not_a_folder(folder, at)
         target = os.path.normpath(os.path.join(os.path.dirname(at), os.readlink(at)))
-        return messages.dangling(at, target, os.path.lexists(target))
+        return messages.dangling_link(at, target, os.path.lexists(target))
     return None
 
 

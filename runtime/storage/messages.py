@@ -89,7 +89,7 @@ def no_arrays_there(url: object, version: str) -> Problem:
     return problem(url, f"orbax-checkpoint {version}", "a version that can", why, fix)
 
 
-def dangling(link: object, target: str, is_loop: bool) -> Problem:
+def dangling_link(link: object, target: str, is_loop: bool) -> Problem:
     """A symbolic link to nothing.
 
     Arguments:
@@ -115,7 +115,7 @@ def too_long(folder: str, longest_bytes: int) -> Problem:
     return problem(short, got, "a shorter path", why, "another folder")
 
 
-def failed(path: object, error: Exception) -> Problem:
+def storage_failure(path: object, error: Exception) -> Problem:
     """What the file system, or orbax, has raised."""
     text = str(error).strip().splitlines()
     got = f"{type(error).__name__}: {text[0] if text else ''}"[:300]

@@ -97,16 +97,16 @@ class _Together:
     made: tuple[CompiledCollective, ...]
 
     @property
-    def planned(self) -> float:
+    def planned_bytes(self) -> float:
         return math.fsum(c.wire_bytes for c in self.rows)
 
     @property
-    def sent(self) -> float:
+    def sent_bytes(self) -> float:
         return math.fsum(c.wire_bytes for c in self.made if not c.conditional)
 
     @property
     def as_planned(self) -> bool:
-        return abs(self.sent - self.planned) <= TOLERANCE * max(self.planned, 1.0)
+        return abs(self.sent_bytes - self.planned_bytes) <= TOLERANCE * max(self.planned_bytes, 1.0)
 
     def other_types(self) -> str:
         """That XLA sends other dtypes than planned, which explains the bytes; "" if it does not."""
@@ -114,28 +114,31 @@ class _Together:
         planned = [_itemsize(c.dtype) for c in self.rows]
         narrower = min(sent) < min(planned) or (len(sent) == len(planned) and sum(sent) < sum(planned))
         wider = max(sent) > max(planned)
-        if not (narrower if self.sent < self.planned else wider):
+        if not (narrower if self.sent_bytes < self.planned_bytes else wider):
             return ""
         types = ", ".join(dict.fromkeys(d for c in self.made for d in c.dtypes))
         asked = ", ".join(dict.fromkeys(c.dtype for c in self.rows))
         return f"XLA sends {types} for {asked}, and converts before or after"
 
-    def hoisted(self) -> str:
+    def hoist_reason(self) -> str:
         """That XLA moved it out of a loop; "" if it did not."""
         planned, done = max(c.count for c in self.rows), max(c.count for c in self.made)
-        fewer = done < planned and self.sent < self.planned
+        fewer = done < planned and self.sent_bytes < self.planned_bytes
         return f"out of its loop: {done} x for {planned} x planned" if fewer else ""
 
-    def again(self) -> str:
+    def resend_reason(self) -> str:
         """That XLA sends more to keep less in memory; "" if it does not."""
-        more = any(AGAIN in c.instruction for c in self.made) and self.sent > self.planned
+        more = any(AGAIN in c.instruction for c in self.made) and self.sent_bytes > self.planned_bytes
         return "XLA sends it again where it took memory to be short (rematerialization)" if more else ""
 
     def partly(self) -> str:
         """That XLA sends less, of the same dtypes and as often; "" if it does not."""
-        if self.sent > self.planned:
+        if self.sent_bytes > self.planned_bytes:
             return ""
-        return f"XLA sends {self.sent:.4g} of {self.planned:.4g} bytes; the rest is known, or not read"
+        return (
+            f"XLA sends {self.sent_bytes:.4g} of {self.planned_bytes:.4g} bytes; "
+            "the rest is known, or not read"
+        )
 
 
 def _groups(plan: PlanData, found: Sequence[CompiledCollective]) -> Mapping[str, _Together]:
@@ -168,12 +171,12 @@ def _kept(row: Collective, made: Sequence[CompiledCollective], group: _Together)
     reason = (
         ""
         if group.as_planned
-        else (group.other_types() or group.hoisted() or group.again() or group.partly())
+        else (group.other_types() or group.hoist_reason() or group.resend_reason() or group.partly())
     )
     if reason:
         remarks.append(reason)
     elif not group.as_planned:
-        remarks.append(f"XLA sends {group.sent:.4g} bytes for {group.planned:.4g} planned")
+        remarks.append(f"XLA sends {group.sent_bytes:.4g} bytes for {group.planned_bytes:.4g} planned")
     names = tuple(c.instruction for c in made)
     known = group.as_planned or bool(reason)
     return RowMatch(row.name, names, "; ".join(remarks), known, changed=bool(others or reason))

@@ -74,7 +74,7 @@ def collectives_of(
     ]
 
 
-def timed(found: Sequence[CompiledCollective], simulation: Simulation) -> list[CompiledCollective]:
+def with_times(found: Sequence[CompiledCollective], simulation: Simulation) -> list[CompiledCollective]:
     """The collectives with their simulated times."""
     events: dict[str, list[Event]] = {}
     for e in simulation.events:
@@ -112,7 +112,7 @@ def asynchronous_names(module: Module) -> set[str]:
     out: set[str] = set()
     for _, x in module.instructions:
         if x.opcode.endswith("-start") and not x.is_synchronous:
-            held = x.called("calls") if x.opcode == "async-start" else ()
+            held = x.called_computations("calls") if x.opcode == "async-start" else ()
             out.update([x.name, *(name for c in held for name in module.computations[c].instructions)])
     return out
 

@@ -11,7 +11,7 @@ from sbp.runtime.hlo.meter import HasText, read_hlo, text_of
 from sbp.runtime.hlo.origins import Origin, origins_of
 from sbp.runtime.hlo.parser import parse
 from sbp.runtime.target.collective_matching import RowMatch, fates, shared_code
-from sbp.runtime.target.collective_sites import CompiledCollective, collectives_of, timed
+from sbp.runtime.target.collective_sites import CompiledCollective, collectives_of, with_times
 from sbp.runtime.target.events import Simulation
 from sbp.runtime.target.simulation import simulate
 
@@ -105,7 +105,7 @@ class ComparedProgram:
         return {c.name: c.kind for c in self.plan.collectives}
 
     @property
-    def unexplained(self) -> tuple[str, ...]:
+    def unexplained_differences(self) -> tuple[str, ...]:
         """Differences without a known reason, a sentence each."""
         added = [
             f"{c.instruction} ({c.kind}, {c.source or 'no line'}) is for no collective of the plan"
@@ -115,7 +115,7 @@ class ComparedProgram:
         return (*added, *(f"{r.row}: {r.remark}" for r in self.rows if not r.explained))
 
 
-def compared(
+def compare(
     plan: Plan,
     compiled: HasMemory,
     chip: Chip | None,
@@ -140,7 +140,7 @@ def compared(
     simulation = None if chip is None else simulate(text, chip, domain_devices=domain_devices, ranks=ranks)
     origins = origins_of(compiled)
     found = shared_code(plan, collectives_of(module, meter, compiled, plan, origins))
-    found = found if simulation is None else timed(found, simulation)
+    found = found if simulation is None else with_times(found, simulation)
     return ComparedProgram(
         plan=plan,
         target=plan.hardware.name if chip is None else chip.description,

@@ -69,7 +69,7 @@ def cudnn_of(placement: Placement) -> contextlib.AbstractContextManager[None]:
     return assumed_cudnn(chip.capability)
 
 
-def missing(placement: Placement) -> Problem | None:
+def missing_devices(placement: Placement) -> Problem | None:
     """Why nothing can be compiled here for a placement whose devices are not; None if it can."""
     where = f"compiling for {placement}"
     if chip_of(placement) is None:
@@ -156,7 +156,7 @@ def absent_mesh(placement: Placement, topology: Sequence[int] | None = None) -> 
     Raises:
       PlacementError: if there is no plugin, no description of the chip, or another line of JAX.
     """
-    problem = missing(placement)
+    problem = missing_devices(placement)
     if problem is not None:
         raise PlacementError(problem)
     chip = chip_of(placement)

@@ -262,7 +262,7 @@ class _Walk:
 
     def _async(self, x: Instruction, place: _Place) -> None:
         """A computation with a start and a done: its collectives run beside the kernels."""
-        (name,) = x.called("calls")
+        (name,) = x.called_computations("calls")
         inner = _Place(self._module.computations[name], place.times, (*place.path, x.name))
         begun: list[_Begun] = []
         for each in inner.computation.instructions.values():
@@ -321,10 +321,10 @@ class _Walk:
         state, path = self._state, (*place.path, x.name)
         start, trips = state.now, self._trips(x, place)
         # Where XLA has counted the trips, nobody asks the condition.
-        condition = () if "known_trip_count" in x.config() else x.called("condition")
+        condition = () if "known_trip_count" in x.config() else x.called_computations("condition")
         for times in [1, trips - 1][: min(trips, 2)]:
             before, free = state.now, dict(state.free)
-            for name in (*condition, *x.called("body")):
+            for name in (*condition, *x.called_computations("body")):
                 self.run(name, place.times * times, path)
             ahead = (times - 1) * (state.now - before)
             state.now += ahead
@@ -346,7 +346,7 @@ class _Walk:
     def _conditional(self, x: Instruction, place: _Place) -> None:
         """The branch that takes longest: the text does not have which one runs."""
         before, ends = self._state, {}
-        for name in x.called(*_BRANCHES):
+        for name in x.called_computations(*_BRANCHES):
             self._state = copy.deepcopy(before)
             self.run(name, place.times, (*place.path, x.name))
             ends[name] = self._state.now

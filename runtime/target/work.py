@@ -102,7 +102,7 @@ def fused_computation(module: Module, instruction: Instruction) -> Computation |
     """What a fusion computes, also in its `-start` form; None for any other instruction."""
     if instruction.opcode.removesuffix("-start") != "fusion":
         return None
-    return module.computations[instruction.called("calls")[0]]
+    return module.computations[instruction.called_computations("calls")[0]]
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from sbp.runtime.training.hooks import hooks_of
 from sbp.runtime.training.interrupt import interruptible
 from sbp.runtime.training.loop import Intervals, Metrics, State, Trainer, TrainingRun
 from sbp.runtime.training.metrics import Logs, sinks
-from sbp.runtime.training.progress import Progress, displayed, metrics_text
+from sbp.runtime.training.progress import Progress, display_of, metrics_text
 from sbp.runtime.training.recorder import Recorder
 from sbp.runtime.training.restart import NonFinitePolicy
 
@@ -131,7 +131,7 @@ def fit(
         runs = _entered(stack, checkpoint)
         stack.callback(source.close)
         interrupt = stack.enter_context(interruptible(batch_seconds))
-        shown = Progress(steps, stack.enter_context(displayed(steps, progress)))
+        shown = Progress(steps, stack.enter_context(display_of(steps, progress)))
         if isinstance(batches, MovesState):
             shown.beside = batches.__str__
         files = sinks(log) if leads else []

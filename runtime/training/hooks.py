@@ -70,7 +70,7 @@ class Hooks:
             found[VOCABULARIES] = [v.get_state() for v in self.vocabularies]
         others = process_group()
         if found and others is not None:
-            first, *rest = others.gathered("what is kept beside the state", _digests(found))
+            first, *rest = others.gather("what is kept beside the state", _digests(found))
             if differing := [name for name in first if any(one.get(name) != first[name] for one in rest)]:
                 raise CheckpointError(messages.extra_differs(differing))
         return found
@@ -174,7 +174,7 @@ def _state_of(x: object) -> PyTree:
 
 def _digests(found: Mapping[str, Any]) -> dict[str, str]:
     def digest(x: PyTree) -> str:
-        content, file = extras.encoded(x)
+        content, file = extras.encode(x)
         return hashlib.sha256(json.dumps(content).encode() + file).hexdigest()
 
     return {name: digest(x) for name, x in found.items()}

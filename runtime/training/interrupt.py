@@ -70,7 +70,7 @@ class Interrupt:
         """Whether this process was asked to end, and is alone."""
         return not self.shared and self.heard is not None
 
-    def awaited(self, at: int, draw: Callable[[], _T]) -> _T:
+    def draw_batch(self, at: int, draw: Callable[[], _T]) -> _T:
         """What `draw` gives for a step.
 
         Raises:
@@ -101,7 +101,7 @@ class Interrupt:
             signal.raise_signal(number)
             return
         self.heard = time.monotonic()
-        LOG.warning("%s", messages.asked(name))
+        LOG.warning("%s", messages.end_request(name))
         if self.shared:  # JAX hears it, and tells the others
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -79,7 +79,7 @@ class Trainer:
                 if isinstance(own, jax.Array) and own.sharding.is_equivalent_to(wanted.sharding, own.ndim):
                     own.delete()
 
-    def placed(self, state: State, batch: PyTree) -> tuple[State, tuple[PyTree, ...] | None]:
+    def place(self, state: State, batch: PyTree) -> tuple[State, tuple[PyTree, ...] | None]:
         """The state, and what a step is given behind it, as the step wants them; no batch stays none."""
         if batch is None:
             return state, None
@@ -101,7 +101,7 @@ class Trainer:
         """A state as the step wants it, beside a batch that is placed."""
         return state if batch is None else self.step.place(*state, *batch)[: len(state)]
 
-    def evaluated(self, state: State) -> Metrics:
+    def eval_metrics(self, state: State) -> Metrics:
         """Metrics of a state, under their names in the log."""
         found = {} if self.evaluate is None else self.evaluate(state)
         return {f"evaluate/{name}": float(x) for name, x in found.items()}
@@ -202,7 +202,7 @@ class TrainingRun:
 
     def _peeked(self, step: int) -> PyTree | None:
         try:
-            return self.interrupt.awaited(step + 1, functools.partial(self.source.peek, step))
+            return self.interrupt.draw_batch(step + 1, functools.partial(self.source.peek, step))
         except BatchInterruptedError as e:
             raise BatchError(messages.batch_awaited(step + 1, e.seconds, is_saved=False)) from None
 
@@ -244,7 +244,7 @@ class TrainingRun:
 
     def _train(self, state: State) -> tuple[State, bool]:
         try:
-            state, batch = self.trainer.placed(state, self._drawn())
+            state, batch = self.trainer.place(state, self._drawn())
         except BatchInterruptedError as e:
             return self._ended(state, e, is_saved=self.runs is not None and self.step > 0)
         self._show(state, batch)
@@ -292,7 +292,7 @@ class TrainingRun:
         kept = self.hooks.state() if is_due and self.runs is not None else {}
         drawn = _NextBatch(state, None, is_asked, is_due, kept, self.hooks.version)
         try:
-            state, batch = self.trainer.placed(state, None if is_asked else self._drawn())
+            state, batch = self.trainer.place(state, None if is_asked else self._drawn())
         except BatchInterruptedError as e:
             return replace(drawn, failed=e)
         return replace(drawn, state=state, batch=batch)
@@ -306,7 +306,7 @@ class TrainingRun:
     def _drawn(self) -> PyTree | None:
         """The next batch, those that are left out apart; None behind the last step."""
         while self.step < self.every.steps:
-            batch = self.interrupt.awaited(self.step + 1, self.source.draw)
+            batch = self.interrupt.draw_batch(self.step + 1, self.source.draw)
             if batch is None or self.step + 1 not in self.left_out:
                 return batch
             self.step += 1
@@ -315,7 +315,7 @@ class TrainingRun:
     def _note(self, number: int, found: PyTree, state: State, *, is_last: bool, is_due: bool) -> None:
         """Notes what a step gave; looks at its state where a step up to here was bad."""
         is_evaluated = is_last or number % self.every.evaluate == 0
-        evaluated = self.trainer.evaluated(state) if is_evaluated else {}
+        evaluated = self.trainer.eval_metrics(state) if is_evaluated else {}
         self.recorder.add(number, found, evaluated, is_last)
         if is_due or is_last or number <= self._suspect:
             self.recorder.flush()

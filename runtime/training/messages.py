@@ -88,7 +88,7 @@ def batch_is_late(at: int, seconds: float) -> str:
     return f"step {at} has waited {seconds:.0f} s for its batch"
 
 
-def asked(name: str) -> str:
+def end_request(name: str) -> str:
     """A warning: somebody wants the end."""
     return f"{name}: the step that runs is finished and saved, and training ends; again: it ends at once"
 

@@ -135,7 +135,7 @@ class Bar:
 
 
 @contextmanager
-def displayed(steps: int, wanted: bool) -> Iterator[Display | None]:
+def display_of(steps: int, wanted: bool) -> Iterator[Display | None]:
     """What shows how far a run is; None in other processes than the first, and where nobody wants it.
 
     Arguments:

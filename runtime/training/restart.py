@@ -14,7 +14,7 @@ from sbp.compat.untyped import PyTree
 from sbp.errors import ArgumentError, DamagedCheckpointError, Problem
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
 from sbp.runtime.nan_checks.state_check import Traits, verdict
-from sbp.runtime.storage.agreement import agreed
+from sbp.runtime.storage.agreement import agree
 from sbp.runtime.training import messages
 
 
@@ -56,7 +56,7 @@ LOG = logging.getLogger("sbp")
 
 def steps_of(runs: Checkpoints) -> list[int]:
     """The steps of a folder, as process 0 finds them; all processes come here."""
-    return list(agreed("list the steps", runs.path, lambda: runs.steps))
+    return list(agree("list the steps", runs.path, lambda: runs.steps))
 
 
 def last_good(
@@ -103,5 +103,5 @@ def _tried(
 def _extra(runs: Checkpoints, step: int) -> Mapping[str, Any]:
     """What was kept beside a step; damage that one process finds is found by all."""
     found = list[Any]()
-    agreed(f"read what is beside step {step}", runs.path, lambda: found.append(runs.extra(step)))
+    agree(f"read what is beside step {step}", runs.path, lambda: found.append(runs.extra(step)))
     return found[0] or {}

@@ -100,7 +100,7 @@ class Walk:
             else:
                 self.op(step, have, times, assumed, f"{at} ({step['op']} at {step['at']})")
 
-    def taken(self, step: Json, have: set[Held], where: str) -> list[Held]:
+    def read_values(self, step: Json, have: set[Held], where: str) -> list[Held]:
         """What a step reads, which must be there."""
         read = [self.version(x, where) for x in step["reads"]]
         missing = [x for x, held in zip(step["reads"], read, strict=True) if held not in have]
@@ -166,7 +166,7 @@ class Walk:
             self.complain(where, [f"{verb} {said:.9g}, and it should be {found:.9g}"])
 
     def op(self, step: Json, have: set[Held], times: int, assumed: int, where: str) -> None:
-        read = self.taken(step, have, where)
+        read = self.read_values(step, have, where)
         made = [self.version(x, where) for x in step["writes"]]
         have.update(made)
         self.tally.ops += 1
@@ -201,7 +201,7 @@ class Walk:
 
     def loop(self, step: Json, have: set[Held], times: int, assumed: int, where: str) -> None:
         """A loop or a branch: bodies see what is outside, and what enters them."""
-        self.taken(step, have, where)
+        self.read_values(step, have, where)
         inner = times * step["trips"], assumed * step["assumed_trips"]
         for k, body in enumerate(step["bodies"]):
             inside = have | {self.version(x, where) for x in step["enters"][k]}

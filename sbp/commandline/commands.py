@@ -229,14 +229,14 @@ def numbers(text: str, between: str, where: str, example: str) -> tuple[int, ...
         raise problem(where, repr(text), legal, "it is a list of numbers", example) from None
 
 
-def held(asked: str) -> tuple[str, NdSbp]:
+def parse_held(asked: str) -> tuple[str, NdSbp]:
     """The tensor and the signature in TENSOR=SIGNATURE.
 
     Raises:
       ArgumentError: for a text without both.
       SignatureError: for a signature that cannot be read.
 
-    >>> held("params['w'] = [S(0), B]")
+    >>> parse_held("params['w'] = [S(0), B]")
     ("params['w']", (S(0), B))
     """
     from sbp.signature import parse_sbp

@@ -40,7 +40,7 @@ def split(target: str, what: str) -> tuple[Path, str]:
     return path, name
 
 
-def loaded(file: Path) -> ModuleType:
+def load_file(file: Path) -> ModuleType:
     """Imports a file once, and lets it import its neighbours, as `python FILE.py` does."""
     path = file.resolve()
     name = f"_sbp_target_{hashlib.sha1(str(path).encode()).hexdigest()[:10]}"
@@ -61,10 +61,10 @@ def loaded(file: Path) -> ModuleType:
     return module
 
 
-def named(target: str, what: str) -> Any:
+def value_named(target: str, what: str) -> Any:
     """The value of FILE.py:NAME."""
     file, name = split(target, what)
-    module = loaded(file)
+    module = load_file(file)
     if not hasattr(module, name):
         own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__]
         there = [n for n in own if callable(getattr(module, n)) and not n.startswith("_")]
@@ -93,9 +93,9 @@ def arguments(target: str, given: str | None) -> tuple[PyTree, ...]:
       ArgumentError: if there are none.
     """
     file, name = split(target, "the function")
-    module, names = loaded(file), (f"{name}_args", "example_args")
+    module, names = load_file(file), (f"{name}_args", "example_args")
     if given:
-        found = value(named(given, "--args"))
+        found = value(value_named(given, "--args"))
     elif beside := next((n for n in names if hasattr(module, n)), None):
         found = value(getattr(module, beside))
     else:
@@ -116,10 +116,10 @@ def signatures(target: str, given: str | None, placement: Placement) -> Prefix:
     from sbp.signature import AUTO
 
     if given:
-        found = named(given, "--in-sbp")
+        found = value_named(given, "--in-sbp")
     else:
         file, name = split(target, "the function")
-        found = getattr(loaded(file), f"{name}_sbp", AUTO)
+        found = getattr(load_file(file), f"{name}_sbp", AUTO)
     return for_placement(found, placement)
 
 

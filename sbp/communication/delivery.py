@@ -23,7 +23,7 @@ from sbp.communication.exchange import (
     send_keys,
 )
 from sbp.communication.joint import Sending, run_alone
-from sbp.communication.keys import NO_KEY, Buckets, bucketed, count_of, local_rows, ranked, take_rows
+from sbp.communication.keys import NO_KEY, Buckets, count_of, local_rows, make_buckets, rank_keys, take_rows
 from sbp.communication.legs import Exchange, Leg, exchange_axes, legs, split_by_outer
 from sbp.communication.protocol import Context
 from sbp.communication.wire import send_rows
@@ -65,7 +65,7 @@ def deliver_rows(
     delivery = _Delivery(ctx, exchange, apply, additive)
     if not isinstance(keys, SentKeys) and not ahead:
         ctx.report(NOTHING_SENT)
-        return delivery.applied(state, keys, rows)
+        return delivery.apply_owned(state, keys, rows)
     sent = keys if isinstance(keys, SentKeys) else (yield from send_keys(ctx, exchange, ahead[0], keys))
     buckets = sent.buckets
     # The loop reads the rows too: without a barrier XLA computes them for each of the two.
@@ -75,8 +75,8 @@ def deliver_rows(
     tally = Tally(count_of(buckets.keys != NO_KEY), ZERO, ZERO, fills).after(sends & enough)
     if all(leg.fits for leg in ahead):
         ctx.report(tally)
-        return delivery.applied(state, received, sums)
-    state = delivery.applied(state, jnp.where(enough, received, NO_KEY), sums)
+        return delivery.apply_owned(state, received, sums)
+    state = delivery.apply_owned(state, jnp.where(enough, received, NO_KEY), sums)
     begin = jnp.zeros_like(buckets.sizes), jnp.logical_not(enough), state, tally
     with jax.named_scope(OVERFLOW):
         state, tally = delivery.in_rounds(ahead, buckets, rows, begin)
@@ -102,13 +102,13 @@ class _Delivery:
     apply: ApplyRows
     additive: bool
 
-    def applied(self, state: PyTree, keys: jax.Array, rows: jax.Array) -> PyTree:
+    def apply_owned(self, state: PyTree, keys: jax.Array, rows: jax.Array) -> PyTree:
         """The state with rows of this device's shard applied; keys of other rows count as none."""
         at = local_rows(self.ctx, self.exchange, keys)
         if self.additive:
             return self.apply(state, at, rows)
         count, size = at.shape[0], split_by_outer(self.exchange.rows, len(self.exchange.rows.axes)).local[0]
-        ranks = ranked(at, size)[2]
+        ranks = rank_keys(at, size)[2]
         once = jnp.full(count, np.int32(size)).at[ranks].set(at, wrap_negative_indices=False)
         return self.apply(state, once, _summed(rows, ranks, count))
 
@@ -159,7 +159,7 @@ class _Delivery:
             message = buckets.message(slots, capacity)
             received = ctx.all_to_all(message, leg.axis).reshape(-1)
             sums = run_alone(self.sent_sums(leg, capacity, slots, rows))
-            state, inner = self.behind(ahead[1:], received, sums, state)
+            state, inner = self.run_legs(ahead[1:], received, sums, state)
             done = done + jnp.sum(message != NO_KEY, axis=1, dtype=np.int32)
             return done, more, state, tally.after(sends, inner)
 
@@ -170,13 +170,13 @@ class _Delivery:
         _, _, state, tally = lax.while_loop(lambda carry: carry[1], step, begin)
         return state, tally
 
-    def behind(
+    def run_legs(
         self, ahead: Sequence[Leg], keys: jax.Array, rows: jax.Array, state: PyTree
     ) -> tuple[PyTree, Position]:
         """The state after the rounds of the legs that are left, and how many there were."""
         if not ahead:
-            return self.applied(state, keys, rows), ZERO
-        buckets = bucketed(self.ctx, ahead[0], keys)
+            return self.apply_owned(state, keys, rows), ZERO
+        buckets = make_buckets(self.ctx, ahead[0], keys)
         begin = jnp.zeros_like(buckets.sizes), jnp.array(True), state, NOTHING_SENT
         state, tally = self.in_rounds(ahead, buckets, rows, begin)
         return state, tally.rounds

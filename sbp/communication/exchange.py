@@ -25,7 +25,7 @@ import numpy as np
 from jax import lax
 
 from sbp.communication.joint import Sending, agreement, run_alone, to_owners
-from sbp.communication.keys import NO_KEY, Buckets, bucketed, count_of, local_rows, per_row, take_rows
+from sbp.communication.keys import NO_KEY, Buckets, count_of, local_rows, make_buckets, per_row, take_rows
 from sbp.communication.legs import Exchange, Leg, exchange_axes, legs
 from sbp.communication.protocol import Context
 from sbp.communication.wire import send_rows
@@ -104,13 +104,13 @@ def send_keys(ctx: Context, exchange: Exchange, leg: Leg, keys: jax.Array) -> Se
     Where there is one leg, every message announces how many keys the fullest bucket of its sender has: that
     is a word more for each owner, and spares a reduction with its latency.
     """
-    buckets = bucketed(ctx, leg, keys)
+    buckets = make_buckets(ctx, leg, keys)
     sends, slots = buckets.slots(leg.capacity)
     message, own_fullest = buckets.message(slots, leg.capacity), jnp.max(buckets.sizes)
     if leg.fits:
         received = yield from to_owners(ctx, message, leg.axis)
         return SentKeys(buckets, sends, slots, received.reshape(-1), None)
-    if not leg.alone:  # only a reduction reaches the devices along the axes of the other legs
+    if not leg.is_alone:  # only a reduction reaches the devices along the axes of the other legs
         received = yield from to_owners(ctx, message, leg.axis)
         fullest = yield from agreement(ctx, own_fullest, exchange_axes(exchange))
         return SentKeys(buckets, sends, slots, received.reshape(-1), fullest)

@@ -40,14 +40,14 @@ class Extent:
         return (self.size, *chunk_sizes(self.size, self.axes, self.hierarchy))[-1]
 
     @property
-    def padded(self) -> bool:
+    def has_padding(self) -> bool:
         """Whether some shard has padding."""
         return is_padded(self.size, self.axes, self.hierarchy)
 
     @property
     def gaps(self) -> bool:
         """Whether padding lies between rows, not behind the last one alone: two uneven cuts leave it so."""
-        return self.padded and self.padded_position(self.size - 1) != self.size - 1
+        return self.has_padding and self.padded_position(self.size - 1) != self.size - 1
 
     def offset(self, coords: Coords) -> int:
         """The logical position of a device's first row."""

@@ -87,7 +87,7 @@ def gather_local(ctx: Context, x: jax.Array, index: jax.Array) -> list[jax.Array
     if not fills:
         return [rows]
     axes = sorted({*sums, *(a for d in dims for a in layout.axes(d))})
-    missing = jnp.where(ctx.first(axes), missing_value(ctx.params["fill_value"], rows.dtype), zero)
+    missing = jnp.where(ctx.is_first(axes), missing_value(ctx.params["fill_value"], rows.dtype), zero)
     return [jnp.where(_per_window(legal, rows, dn.offset_dims), rows, missing)]
 
 
@@ -131,7 +131,7 @@ def scatter_local(ctx: Context, x: jax.Array, index: jax.Array, updates: jax.Arr
     """
     dn, layout = ctx.params["dimension_numbers"], ctx.operands[0]
     dims = _split_lookups(layout, dn.scatter_dims_to_operand_dims, dn.inserted_window_dims)
-    padded = [i for i in range(index.ndim - 1) if ctx.operands[1].padded(i)]
+    padded = [i for i in range(index.ndim - 1) if ctx.operands[1].has_padding(i)]
     if not dims and not padded:
         return ctx.bind(x, index, updates)
     index_map = list(dn.scatter_dims_to_operand_dims)

@@ -79,7 +79,7 @@ class Halo:
         return sum(h.rows for h in self.hops if h.distance < 0)
 
     @property
-    def sent(self) -> int:
+    def sent_rows(self) -> int:
         """How many rows one device sends."""
         return sum(h.rows for h in self.hops if h.sent)
 
@@ -223,7 +223,7 @@ def scatter_windows(source: Extent, operand: Extent, taps: int, stride: int, low
 
 def halos_pay(halos: Iterable[Halo]) -> bool:
     """Whether halos have no more rows than a device would be sent if it gathered the whole dim."""
-    return all(h.sent <= h.extent.size - h.extent.local for h in halos)
+    return all(h.sent_rows <= h.extent.size - h.extent.local for h in halos)
 
 
 def with_halo(ctx: Context, x: jax.Array, dim: int, rows: Halo, fill: ArrayLike | None = None) -> jax.Array:
@@ -237,7 +237,7 @@ def with_halo(ctx: Context, x: jax.Array, dim: int, rows: Halo, fill: ArrayLike 
     zero = 0 if fill is None else fill
     out = _across_gaps(ctx, wide, dim, rows) if rows.extent.gaps else _in_line(ctx, wide, dim, rows, zero)
     outside = min(rows.starts) < 0 or max(rows.starts) + rows.count > size
-    if outside and (fill is not None or rows.extent.padded):
+    if outside and (fill is not None or rows.extent.has_padding):
         at = own_entry(ctx, rows.axes, rows.starts) + lax.broadcasted_iota(np.int32, out.shape, dim)
         out = jnp.where((at >= 0) & (at < size), out, jnp.asarray(zero, out.dtype))
     return out
@@ -251,7 +251,7 @@ def _with_neighbours(ctx: Context, x: jax.Array, dim: int, rows: Halo) -> jax.Ar
     for hop in rows.hops:
         start, side = (c - hop.rows, before) if hop.distance > 0 else (0, after)
         piece = lax.slice_in_dim(x, start, start + hop.rows, axis=dim)
-        side.append(ctx.shifted(piece, rows.extent.axes, hop.distance) if hop.sent else jnp.zeros_like(piece))
+        side.append(ctx.shift(piece, rows.extent.axes, hop.distance) if hop.sent else jnp.zeros_like(piece))
     return lax.concatenate([*before, x, *after], dim) if rows.hops else x
 
 

@@ -54,7 +54,7 @@ def take_rows(x: jax.Array, at: jax.Array) -> jax.Array:
     return x.at[at].get(mode="clip", wrap_negative_indices=False)
 
 
-def ranked(keys: jax.Array, below: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+def rank_keys(keys: jax.Array, below: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Keys in order, [n], which of them differ from the one before, and the ranks of the given ones, [n].
 
     Equal keys have one rank, and ranks have no gaps. One number holds key and place where it can: XLA sorts
@@ -63,7 +63,7 @@ def ranked(keys: jax.Array, below: int) -> tuple[jax.Array, jax.Array, jax.Array
     Arguments:
       keys: [n] int32, none negative; those from `below` on come out as `below`.
 
-    >>> ordered, new, ranks = ranked(jnp.array([7, 2, 7, 9]), 9)
+    >>> ordered, new, ranks = rank_keys(jnp.array([7, 2, 7, 9]), 9)
     >>> ordered.tolist(), new.tolist(), ranks.tolist()
     ([2, 7, 7, 9], [True, True, False, True], [1, 0, 1, 2])
     """
@@ -128,12 +128,12 @@ class Buckets(NamedTuple):
         return placed.reshape(-1, capacity)
 
 
-def bucketed(ctx: Context, leg: Leg, keys: jax.Array) -> Buckets:
+def make_buckets(ctx: Context, leg: Leg, keys: jax.Array) -> Buckets:
     """The buckets that keys make for the owners of a leg."""
     keys = owned_here(ctx, leg.outer, keys)
     rows, chunk = leg.outer.local[0], np.int32(leg.chunk)
     at = jnp.where(keys == NO_KEY, np.int32(rows), keys - ctx.offset(leg.outer, 0))
-    ordered, new, ranks = ranked(at, rows)
+    ordered, new, ranks = rank_keys(at, rows)
     receivers = jnp.where(new & (ordered < rows), lax.div(ordered, chunk), np.int32(leg.group))
     sizes = jnp.zeros(leg.group, np.int32).at[receivers].add(1, mode="drop", wrap_negative_indices=False)
     owners = jnp.minimum(lax.div(at, chunk), np.int32(leg.group - 1))

@@ -85,14 +85,14 @@ class Leg:
     last: bool
 
     @property
-    def alone(self) -> bool:
+    def is_alone(self) -> bool:
         """Whether this is the only leg."""
         return not self.before and self.last
 
     @property
     def spill_capacity(self) -> int:
         """Room of a round that takes the little that is left; of any later round where legs are nested."""
-        return max(1, self.later_capacity // SPILL) if self.alone else self.later_capacity
+        return max(1, self.later_capacity // SPILL) if self.is_alone else self.later_capacity
 
     @property
     def fits(self) -> bool:
@@ -100,7 +100,7 @@ class Leg:
         return self.capacity >= min(self.keys, self.chunk)
 
     @property
-    def received(self) -> int:
+    def received_keys(self) -> int:
         """How many keys a device receives in the first round, absent ones included."""
         return self.group * self.capacity
 

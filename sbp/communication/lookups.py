@@ -98,7 +98,7 @@ def lookup_local(ctx: Context, table: jax.Array, ids: jax.Array) -> Sending[list
 
     absent = None
     if fills:
-        once = ctx.first([*sums, *(a for a in layout.axes(0) if a not in exchange.axes)])
+        once = ctx.is_first([*sums, *(a for a in layout.axes(0) if a not in exchange.axes)])
         missing = missing_value(ctx.params["fill_value"], table.dtype)
         absent = jnp.where(legal.reshape(-1) | ~once, jnp.zeros((), table.dtype), missing)
     rows = yield from fetch_rows(ctx, exchange, given, lambda at: rows_or_zeros(table, at), absent)
@@ -127,7 +127,7 @@ def lookup_held(ctx: Context) -> float:
 def add_rows_local(ctx: Context, x: jax.Array, ids: jax.Array, rows: jax.Array) -> Sending[list[jax.Array]]:
     """The sparse exchange; without one, each device adds to the rows that it has."""
     layout, mode = ctx.operands[0], ctx.params["mode"]
-    if not layout.axes(0) and not any(map(ctx.operands[1].padded, range(ids.ndim))):
+    if not layout.axes(0) and not any(map(ctx.operands[1].has_padding, range(ids.ndim))):
         return ctx.bind(x, ids, rows)
     exchange, count = _exchange(ctx), math.prod(ids.shape)
     keys = keys_of(ctx, ids, ctx.operands[1], mode == CLIP)[0].reshape(-1) if ctx.keys is None else ctx.keys

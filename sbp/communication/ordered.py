@@ -71,7 +71,7 @@ def cumulative_local(ctx: Context, x: jax.Array) -> list[jax.Array]:
     (scanned,) = ctx.bind(ctx.mask(x, layout, (dim,), empty))
     reverse = ctx.params["reverse"]
     end = 0 if reverse else x.shape[dim] - 1
-    totals = ctx.gathered(lax.index_in_dim(scanned, end, dim, keepdims=True), axes)
+    totals = ctx.gather(lax.index_in_dim(scanned, end, dim, keepdims=True), axes)
     ranks = lax.broadcasted_iota(np.int32, totals.shape, 0)
     before = ranks > ctx.rank(axes) if reverse else ranks < ctx.rank(axes)
     return [how.add(how.total(jnp.where(before, totals, empty)), scanned)]
@@ -99,7 +99,7 @@ def arg_local(ctx: Context, x: jax.Array) -> list[jax.Array]:
     beyond = np.asarray(np.iinfo(dtype).max, dtype)
     position = at + ctx.offset(layout, dim).astype(dtype)
     position = jnp.where(at < ctx.length(layout, dim).astype(dtype), position, beyond)
-    bests, positions = ctx.gathered(best, axes), ctx.gathered(position, axes)
+    bests, positions = ctx.gather(best, axes), ctx.gather(position, axes)
     found = (jnp.max if how == "max" else jnp.min)(bests, axis=0)
     equal = (bests == found) | ((bests != bests) & (found != found))
     return [jnp.min(jnp.where(equal, positions, beyond), axis=0)]
@@ -137,7 +137,7 @@ def _best_of_all(
     """
     layout, (values, at) = ctx.operands[0], found
     at = at + ctx.offset(layout, dim).astype(at.dtype)
-    many, positions = (_joined(ctx.gathered(y, layout.axes(dim)), dim) for y in (values, at))
+    many, positions = (_joined(ctx.gather(y, layout.axes(dim)), dim) for y in (values, at))
     best, chosen = choose(many)
     return [best, jnp.take_along_axis(positions, chosen, dim)]
 

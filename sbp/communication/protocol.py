@@ -117,12 +117,12 @@ class Context:
     def mask(self, x: jax.Array, layout: Layout, dims: Sequence[int], fill: ArrayLike) -> jax.Array:
         """`x` with the padding along `dims` replaced by `fill`; `x` itself where there is none."""
         for dim in dims:
-            if layout.padded(dim):
+            if layout.has_padding(dim):
                 rows = lax.broadcasted_iota(np.int32, x.shape, dim)
                 x = jnp.where(rows < self.length(layout, dim), x, jnp.asarray(fill, x.dtype))
         return x
 
-    def first(self, axes: Sequence[int]) -> jax.Array | np.bool_:
+    def is_first(self, axes: Sequence[int]) -> jax.Array | np.bool_:
         """Whether this device is at position 0 along all of `axes`."""
         out: jax.Array | np.bool_ = np.bool_(True)
         for axis in axes:
@@ -140,7 +140,7 @@ class Context:
             at = at * np.int32(self.operands[0].hierarchy[axis]) + self.coords[axis]
         return at
 
-    def gathered(self, x: jax.Array, axes: Sequence[int]) -> jax.Array:
+    def gather(self, x: jax.Array, axes: Sequence[int]) -> jax.Array:
         """The `x` of every device along `axes`, outer to inner, in a new first dim."""
         self.says("all_gather", axes)
         whole = x[None]
@@ -148,12 +148,12 @@ class Context:
             whole = all_gather(whole, self.names[axis], axis=0, tiled=True)
         return whole
 
-    def shifted(self, x: jax.Array, axes: Sequence[int], by: int) -> jax.Array:
+    def shift(self, x: jax.Array, axes: Sequence[int], by: int) -> jax.Array:
         """The `x` of the device `by` places before this one along `axes`; zeros where there is none."""
         n = self.group(axes)
-        return self.permuted(x, axes, [(i, i + by) for i in range(n) if 0 <= i + by < n])
+        return self.permute(x, axes, [(i, i + by) for i in range(n) if 0 <= i + by < n])
 
-    def permuted(self, x: jax.Array, axes: Sequence[int], pairs: Sequence[tuple[int, int]]) -> jax.Array:
+    def permute(self, x: jax.Array, axes: Sequence[int], pairs: Sequence[tuple[int, int]]) -> jax.Array:
         """The `x` of the device that sends to this one; zeros where none does.
 
         Arguments:

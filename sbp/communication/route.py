@@ -96,7 +96,7 @@ class Route:
         return tuple(x for x in self.layers if x.pairs)
 
     @property
-    def sent(self) -> int:
+    def sent_rows(self) -> int:
         """How many rows one device sends."""
         return sum(x.rows for x in self.rounds)
 
@@ -105,9 +105,10 @@ class Route:
 def find_route(operands: tuple[Side, ...], results: tuple[Side, ...]) -> Route:
     """How the results' rows come from the operands', which hold no row twice.
 
-    >>> from sbp.communication.route_sides import held, needed
+    >>> from sbp.communication.route_sides import operand_side, result_side
     >>> four = Extent(8, (0,), (4,))
-    >>> [layer.pairs for layer in find_route((held(four, 1),), (needed(Extent(7, (0,), (4,))),)).rounds]
+    >>> seven = Extent(7, (0,), (4,))
+    >>> [layer.pairs for layer in find_route((operand_side(four, 1),), (result_side(seven),)).rounds]
     [((1, 0), (2, 1), (3, 2))]
     """
     hierarchy = operands[0].extent.hierarchy
@@ -241,7 +242,7 @@ def route_pays(found: Route, operands: Sequence[Side], results: Sequence[Side]) 
     """Whether a route sends no more rows than gathering the operands would, in not many exchanges."""
     gathered = sum(s.extent.size - s.extent.local for s in operands)
     few = len(found.rounds) <= MOST_ROUNDS + len(operands) + len(results)
-    return few and found.sent <= gathered
+    return few and found.sent_rows <= gathered
 
 
 def keep_every(ctx: Context, x: jax.Array, dim: int, base: Extent, start: int, step: int) -> jax.Array:
@@ -280,7 +281,7 @@ def along_route(
 def _received(ctx: Context, wide: jax.Array, dim: int, way: Route, layer: Layer) -> jax.Array:
     """The piece that a layer brings to this device."""
     piece = slice_rows(wide, own_entry(ctx, way.axes, layer.sends), layer.rows, dim)
-    return ctx.permuted(piece, way.axes, layer.pairs)
+    return ctx.permute(piece, way.axes, layer.pairs)
 
 
 def _placed(

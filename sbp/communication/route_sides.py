@@ -42,7 +42,7 @@ class Side:
     partial: tuple[int, ...] = ()
 
 
-def held(base: Extent, start: int = 0, step: int = 1) -> Side:
+def operand_side(base: Extent, start: int = 0, step: int = 1) -> Side:
     """An operand of which every `step`-th row is on the line, from row `start` on (it may lie outside).
 
     With `step` > 1 a device's shard is first cut down by `keep_every`.
@@ -55,7 +55,7 @@ def held(base: Extent, start: int = 0, step: int = 1) -> Side:
     return Side(base, tuple(runs), -(-base.local // step))
 
 
-def needed(out: Extent, start: int = 0, partial: tuple[int, ...] = ()) -> Side:
+def result_side(out: Extent, start: int = 0, partial: tuple[int, ...] = ()) -> Side:
     """A result whose first row has the place `start` on the line."""
     coords = coordinates_along(out.axes, out.hierarchy)
     runs = tuple(SideRun(start + out.offset(at), out.valid(at)) for at in coords)

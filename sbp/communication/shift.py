@@ -18,7 +18,7 @@ from jax import lax
 from sbp.communication.extents import Extent, coordinates_along, extent, own_entry, slice_rows
 from sbp.communication.protocol import Communication, Context
 from sbp.communication.route import Route, along_route, find_route, keep_every, route_communication
-from sbp.communication.route_sides import Side, SideRun, held, held_reversed, needed
+from sbp.communication.route_sides import Side, SideRun, held_reversed, operand_side, result_side
 from sbp.layout import Layout
 
 
@@ -38,7 +38,7 @@ def slice_sides(
     base: Extent, out: Extent, start: int, step: int, partial: tuple[int, ...] = ()
 ) -> tuple[tuple[Side], tuple[Side]]:
     """What devices hold of the operand, and need of the result, which is a sum along `partial`."""
-    return (held(base, start, step),), (needed(out, 0, partial),)
+    return (operand_side(base, start, step),), (result_side(out, 0, partial),)
 
 
 def _slice_routes(ctx: Context) -> dict[int, Route]:
@@ -104,7 +104,7 @@ def pad_sides(base: Extent, out: Extent, low: int, between: int) -> tuple[Side, 
         runs.append(SideRun(start, last - start + 1 if valid else 0))
         phases.append(-first % b)
     height = max(0, -(-(out.local - min(phases)) // b))
-    return held(base), Side(out, tuple(runs), height), tuple(phases)
+    return operand_side(base), Side(out, tuple(runs), height), tuple(phases)
 
 
 @cache
@@ -165,7 +165,7 @@ def pad_communication(ctx: Context) -> Iterable[Communication]:
 def joined_sides(parts: tuple[Extent, ...], out: Extent) -> tuple[tuple[Side, ...], tuple[Side]]:
     """The operands of a concatenation one after the other on the line, and the whole line."""
     ends = np.cumsum([0, *(p.size for p in parts)])
-    return tuple(held(p, -int(e)) for p, e in zip(parts, ends[:-1], strict=True)), (needed(out),)
+    return tuple(operand_side(p, -int(e)) for p, e in zip(parts, ends[:-1], strict=True)), (result_side(out),)
 
 
 def _joined_route(ctx: Context) -> Route | None:
@@ -195,7 +195,7 @@ def split_sides(
     """The operand of a split, and its results one after the other on the line, sums along `partial` each."""
     ends = np.cumsum([0, *(p.size for p in parts)])
     each = zip(parts, ends[:-1], partial, strict=True)
-    return (held(base),), tuple(needed(part, int(end), axes) for part, end, axes in each)
+    return (operand_side(base),), tuple(result_side(part, int(end), axes) for part, end, axes in each)
 
 
 def _split_route(ctx: Context) -> Route | None:
@@ -227,7 +227,7 @@ def split_communication(ctx: Context) -> Iterable[Communication]:
 @cache
 def reversed_sides(base: Extent) -> tuple[tuple[Side], tuple[Side]]:
     """A dim from behind, and from the front."""
-    return (held_reversed(base),), (needed(base),)
+    return (held_reversed(base),), (result_side(base),)
 
 
 def _reversed_routes(ctx: Context) -> dict[int, Route]:

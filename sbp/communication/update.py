@@ -41,7 +41,9 @@ class StepOnColumns(Protocol):
         """What is added to the rows, and their state; `width` is that of a whole row."""
 
 
-def parted(rest: Sequence[Each], lookups: int) -> tuple[Sequence[Each], Sequence[Each], Sequence[Each]]:
+def split_operands(
+    rest: Sequence[Each], lookups: int
+) -> tuple[Sequence[Each], Sequence[Each], Sequence[Each]]:
     """Something of each operand of `sbp_update_rows` but the table: of the state, the ids and the rows.
 
     Arguments:
@@ -80,10 +82,10 @@ class _Step:
             for x, o, line in zip(state[1:], self.old, self.lines, strict=True)
         ]
         param = [self.rows_of(table, at)] if update.has_param or not adds else []
-        added, *new = self.stepped(grad, *here, *(param if update.has_param else []))
+        added, *new = self.step_rows(grad, *here, *(param if update.has_param else []))
         # Rows that are left as they are have distinct numbers out of bounds: no two are ever written at once.
         beyond = np.int32(size) + lax.iota(np.int32, at.shape[0])
-        written = jnp.where(self.touched(grad) & (at < size), at, beyond)
+        written = jnp.where(self.touched_rows(grad) & (at < size), at, beyond)
         flags: dict[str, Any] = {"mode": "drop", "unique_indices": True, "wrap_negative_indices": False}
 
         def put(x: jax.Array, rows: jax.Array) -> jax.Array:
@@ -95,7 +97,7 @@ class _Step:
         kept = [put(x, n) if line else n for x, n, line in zip(state[1:], new, self.lines, strict=True)]
         return [table, *kept]
 
-    def stepped(self, *args: jax.Array) -> list[jax.Array]:
+    def step_rows(self, *args: jax.Array) -> list[jax.Array]:
         """What is added to rows, and their state; arguments as of the optimizer's step."""
         across: StepOnColumns | None = self.ctx.params["column_step"]
         if across is None or not _column_axes(self.ctx):
@@ -114,7 +116,7 @@ class _Step:
         """The rows of a shard by number; zeros for its size."""
         return x.at[at].get(mode="fill", fill_value=0)
 
-    def touched(self, grad: jax.Array) -> jax.Array:
+    def touched_rows(self, grad: jax.Array) -> jax.Array:
         """Which rows have a gradient that is not all zero, on any device that has some of their columns."""
         flags = jnp.any(grad != 0, axis=tuple(range(1, grad.ndim)))
         axes = _column_axes(self.ctx)
@@ -133,11 +135,11 @@ def update_local(ctx: Context, table: jax.Array, *rest: jax.Array) -> Sending[li
     Where devices have the same rows but ids of their own, each first gets the ids and rows of the others, so
     that all take the same step. Where that is more than the shard, they add up a gradient of its size.
     """
-    state, ids, rows = parted(rest, len(ctx.params["modes"]))
+    state, ids, rows = split_operands(rest, len(ctx.params["modes"]))
     copied, flat = _copied_axes(ctx), _rows_of_all(ctx, table, ids, rows)
     keys = _update_keys(ctx, ids) if ctx.keys is None else ctx.keys
     if copied and _gathers(ctx):
-        flat = ctx.gathered(flat, copied).reshape(-1, *flat.shape[1:])
+        flat = ctx.gather(flat, copied).reshape(-1, *flat.shape[1:])
     lines = [by_row(x.shape, ctx.operands[0].shape) for x in ctx.operands[1 : 1 + len(state)]]
     step = _Step(ctx, state, lines)
     if ctx.operands[0].axes(0):
@@ -159,7 +161,7 @@ def update_local(ctx: Context, table: jax.Array, *rest: jax.Array) -> Sending[li
 
 def sum_rows_local(ctx: Context, table: jax.Array, *rest: jax.Array) -> Sending[list[jax.Array]]:
     """Sums by key go to the owners of the rows, which sum up what these count."""
-    measure, (_, ids, rows) = ctx.params["measure"], parted(rest, len(ctx.params["modes"]))
+    measure, (_, ids, rows) = ctx.params["measure"], split_operands(rest, len(ctx.params["modes"]))
     # Columns of padding count for nothing; rows of padding have no key.
     rows = [ctx.mask(r, at, [r.ndim - 1], 0) for r, at in zip(rows, ctx.operands[-len(rows) :], strict=True)]
     flat = _rows_of_all(ctx, table, ids, rows)
@@ -186,20 +188,23 @@ def sum_rows_held(ctx: Context) -> float:
 
 def update_keys(ctx: Context, table: jax.Array | None, *rest: jax.Array) -> Sending[SentKeys]:
     """The part of `update_local` that sends the keys."""
-    keys, exchange = _update_keys(ctx, parted(rest, len(ctx.params["modes"]))[1]), _update_exchange(ctx)
+    keys, exchange = (
+        _update_keys(ctx, split_operands(rest, len(ctx.params["modes"]))[1]),
+        _update_exchange(ctx),
+    )
     return (yield from send_keys(ctx, exchange, legs(exchange)[0], keys))
 
 
 def sum_rows_keys(ctx: Context, table: jax.Array | None, *rest: jax.Array) -> Sending[SentKeys]:
     """The part of `sum_rows_local` that sends the keys."""
-    keys, exchange = _keys_of_all(ctx, parted(rest, len(ctx.params["modes"]))[1]), _exchange(ctx)
+    keys, exchange = _keys_of_all(ctx, split_operands(rest, len(ctx.params["modes"]))[1]), _exchange(ctx)
     return (yield from send_keys(ctx, exchange, legs(exchange)[0], keys))
 
 
 def _update_keys(ctx: Context, ids: Sequence[jax.Array]) -> jax.Array:
     """The keys of all lookups, of all devices that have the same rows where these gather them."""
     keys, copied = _keys_of_all(ctx, ids), _copied_axes(ctx)
-    return ctx.gathered(keys, copied).reshape(-1) if copied and _gathers(ctx) else keys
+    return ctx.gather(keys, copied).reshape(-1) if copied and _gathers(ctx) else keys
 
 
 def _keys_of_all(ctx: Context, ids: Sequence[jax.Array]) -> jax.Array:
@@ -253,7 +258,7 @@ def _exchange(ctx: Context) -> Exchange:
     table, n = ctx.operands[0], len(ctx.params["modes"])
     ids, split = ctx.operands[-2 * n : -n], _split_axes(ctx)
     # Ids of groups lie where the rows of their groups do.
-    at_home = ctx.params["grouped"] and all(i.axes(0) == table.axes(0) and not i.padded(0) for i in ids)
+    at_home = ctx.params["grouped"] and all(i.axes(0) == table.axes(0) and not i.has_padding(0) for i in ids)
     return exchange_along(ctx, [] if at_home else [a for a in table.axes(0) if a in split], ids)
 
 
@@ -302,7 +307,7 @@ def update_communication(ctx: Context) -> Iterable[Communication]:
     axes = _column_axes(ctx)
     if axes and not _additive(ctx):
         group, ahead = ctx.group(axes), legs(exchange)
-        received = ahead[-1].received if ahead else exchange.keys
+        received = ahead[-1].received_keys if ahead else exchange.keys
         flags = local[0] if copied and not gathers else received
         across: StepOnColumns | None = ctx.params["column_step"]
         sums = 0 if across is None else across.sums * core.itemsize(dtype)

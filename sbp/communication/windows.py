@@ -58,7 +58,7 @@ def _slides(ctx: Context) -> dict[int, Slide]:
     return {d: s for d, s in every.items() if s is not None}
 
 
-def windowed(fills: Callable[..., Sequence[ArrayLike | None]]) -> Callable[..., list[jax.Array]]:
+def with_halos(fills: Callable[..., Sequence[ArrayLike | None]]) -> Callable[..., list[jax.Array]]:
     """A body that extends the operands by their halos.
 
     Arguments:

@@ -89,7 +89,7 @@ def deliver_communication(
 def fetch_held(exchange: Exchange, row_bytes: float) -> float:
     """Bytes of rows that a device holds in `fetch_rows` beside its result: what it sends and what it has
     received along the last leg, and the result of that leg for each leg before."""
-    return sum(row_bytes * leg.received * (2 if leg.last else 1) for leg in legs(exchange))
+    return sum(row_bytes * leg.received_keys * (2 if leg.last else 1) for leg in legs(exchange))
 
 
 def deliver_held(exchange: Exchange, row_bytes: float, additive: bool = False) -> float:
@@ -105,18 +105,18 @@ def deliver_held(exchange: Exchange, row_bytes: float, additive: bool = False) -
     if not ahead:
         return 0.0 if additive else row_bytes * exchange.keys
     last = 2 if additive else 3
-    return sum(row_bytes * leg.received * (last if leg.last else 1) for leg in ahead)
+    return sum(row_bytes * leg.received_keys * (last if leg.last else 1) for leg in ahead)
 
 
 def _key_communication(exchange: Exchange, leg: Leg, keys: Hashable) -> Iterable[Communication]:
     """What is sent of the keys: the same when rows of the same keys are fetched and delivered."""
     size = exchange.rows.size
     one, two = (None if keys is None else (what, keys, size, leg) for what in ("rounds", "keys"))
-    if not leg.fits and not leg.alone:
+    if not leg.fits and not leg.is_alone:
         why = f"the fullest bucket of keys of {size} rows says how many rounds follow"
         yield _agreement_communication(exchange, why, one)
     why = f"keys of {size} rows travel to the devices that own the rows"
-    yield _leg_communication(leg, KEY_BYTES, 1, why, two, announced=int(leg.alone and not leg.fits))
+    yield _leg_communication(leg, KEY_BYTES, 1, why, two, announced=int(leg.is_alone and not leg.fits))
 
 
 def _leg_communication(

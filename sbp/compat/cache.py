@@ -66,7 +66,7 @@ class CacheRequests:
                 put(key, key, executable, executable.local_devices()[0].client, 0)
 
     @property
-    def found(self) -> bytes | None:
+    def last_found(self) -> bytes | None:
         """The program that was found last, as XLA has serialised it.
 
         XLA cannot serialise a loaded program again: on a CPU its functions are missing then (jaxlib 0.10 to
@@ -113,7 +113,7 @@ class ThreadCaches:
             self.files.put(key, value)
 
     @contextlib.contextmanager
-    def used(self, files: CompiledFiles) -> Iterator[None]:
+    def use(self, files: CompiledFiles) -> Iterator[None]:
         """A context in which this thread uses some files."""
         module: Any = compilation_cache
         with self.lock:
@@ -135,7 +135,7 @@ _INSTALLED = ThreadCaches()
 
 
 @contextlib.contextmanager
-def watched(files: CompiledFiles | None, path: str, keeps_own: bool = True) -> Iterator[CacheRequests]:
+def watch_cache(files: CompiledFiles | None, path: str, keeps_own: bool = True) -> Iterator[CacheRequests]:
     """A context in which JAX stores compiled programs in some files, however quickly they compile.
 
     The user's own setting (`jax_compilation_cache_dir`) goes first, and `jax_enable_compilation_cache` is
@@ -161,7 +161,7 @@ def watched(files: CompiledFiles | None, path: str, keeps_own: bool = True) -> I
     if files is None:
         yield found
         return
-    with given, _INSTALLED.used(found):
+    with given, _INSTALLED.use(found):
         yield found
 
 
@@ -181,7 +181,7 @@ class SerialProgram:
     devices: tuple[int, ...]
 
 
-def serialised(
+def serialise(
     compiled: jax.stages.Compiled, devices: Sequence[JaxDevice], found: bytes | None = None
 ) -> SerialProgram | None:
     """A compiled program as bytes; None if the backend cannot save it.
@@ -210,7 +210,7 @@ def serialised(
     return SerialProgram(out.getvalue(), in_tree, compiled.out_tree, tuple(d.id for d in devices))
 
 
-def loaded(program: SerialProgram, devices: Sequence[JaxDevice]) -> jax.stages.Compiled:
+def load_program(program: SerialProgram, devices: Sequence[JaxDevice]) -> jax.stages.Compiled:
     """A program from its bytes, on the devices that it was compiled for or on others, without compiling.
 
     Arguments:

@@ -123,7 +123,7 @@ def scope_of(source_info: SourceInfo) -> str:
     return str(source_info.name_stack)
 
 
-def inside(outer: SourceInfo | None, source_info: SourceInfo, own_frames: bool) -> SourceInfo:
+def inlined_source(outer: SourceInfo | None, source_info: SourceInfo, own_frames: bool) -> SourceInfo:
     """The source info of an equation of an inlined call: its names behind those of the call.
 
     Arguments:
@@ -170,7 +170,7 @@ _line = _make_context("")
 
 
 @contextlib.contextmanager
-def marked(source_info: SourceInfo | None, scope: str = "") -> Iterator[None]:
+def source_context(source_info: SourceInfo | None, scope: str = "") -> Iterator[None]:
     """A context that gives traced ops the frames and names of an equation, and a scope."""
     names, frames, line = source_info_util.current_name_stack(), None, ""
     if source_info is not None:

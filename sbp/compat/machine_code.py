@@ -58,6 +58,6 @@ def _digest(module: str) -> str:
     return hashlib.sha256(b"".join([numbers, *(Path(file).read_bytes() for file in files)])).hexdigest()
 
 
-def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
+def compile_loops(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """The function, compiled at its first call, and later read from disk."""
     return _Kernel(function)

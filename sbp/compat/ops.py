@@ -18,7 +18,7 @@ from sbp.compat.core import Bindable, ClosedJaxpr, JaxprEqn, Primitive, operands
 from sbp.compat.untyped import PyTree
 
 
-def discharged(closed: ClosedJaxpr) -> ClosedJaxpr:
+def discharge(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The same function with its refs as values, each op with its own line.
 
     Raises:
@@ -27,7 +27,7 @@ def discharged(closed: ClosedJaxpr) -> ClosedJaxpr:
     return discharge_state(closed)
 
 
-def retraced(fun: Callable[..., PyTree], eqn: JaxprEqn) -> ClosedJaxpr:
+def retrace(fun: Callable[..., PyTree], eqn: JaxprEqn) -> ClosedJaxpr:
     """The closed jaxpr of a function of an equation's operands; its ops have the equation's line."""
     with source_info_util.user_context(eqn.source_info.traceback):
         return jax.make_jaxpr(fun)(*operands_of(eqn))
@@ -39,7 +39,7 @@ def expansion(eqn: JaxprEqn) -> ClosedJaxpr | None:
     params = eqn.params
     hi = primitive.name == "call_hi_primitive"  # of jax 0.12
     run = primitive.to_lojax if hi else lowered_function(primitive)
-    return None if run is None else retraced(lambda *args: run(*args, **params), eqn)
+    return None if run is None else retrace(lambda *args: run(*args, **params), eqn)
 
 
 @cache

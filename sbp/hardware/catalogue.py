@@ -104,7 +104,7 @@ class Hardware:
             )
         )
 
-    def between(self, a: Sequence[int], b: Sequence[int]) -> Link:
+    def link_between(self, a: Sequence[int], b: Sequence[int]) -> Link:
         """The level of the network between the ranks of two placements."""
         return self.link([*a, *b])
 

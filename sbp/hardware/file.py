@@ -36,7 +36,7 @@ from sbp.hardware.toml_reader import (
     is_text,
 )
 from sbp.rates.collectives import KINDS
-from sbp.rates.tables import CollectiveCurve, rising
+from sbp.rates.tables import CollectiveCurve, rise_monotonically
 
 ITEMS = {"float8": 1, "bfloat16": 2, "float32": 4, "float64": 8}
 """The types that matrix rates are given for, with the bytes of an element; other types go by their size."""
@@ -96,7 +96,7 @@ def hardware_from(path: str | os.PathLike[str]) -> Hardware:
     """
     reader = TomlReader(f"hardware_from({os.fspath(path)!r})", EXAMPLES)
     data = reader.load(path, "`python -m sbp calibrate --out machine.toml` writes one of this machine")
-    reader.known(data, KEYS)
+    reader.check_keys(data, KEYS)
     own = None
     if "like" in data:
         why = "it is the entry of the catalogue to start from"
@@ -130,7 +130,7 @@ def _rates(reader: TomlReader, data: TomlTable, own: Hardware | None) -> tuple[t
         EXAMPLES[key],
     )
     table = reader.value(data[key], form, key) or {}
-    reader.known(table, tuple(ITEMS), key)
+    reader.check_keys(table, tuple(ITEMS), key)
     found |= {ITEMS[name]: rate for name, rate in reader.figures(table, RATES, key).items()}
     return tuple(sorted(found.items()))
 
@@ -157,7 +157,7 @@ def _links(reader: TomlReader, data: TomlTable, own: Hardware | None) -> tuple[L
 
 def _link(reader: TomlReader, table: TomlTable, at: str, like: Link | None, inside: int, last: bool) -> Link:
     """One level of links; the level inside it connects `inside` devices."""
-    reader.known(table, ("devices", *LINK), at)
+    reader.check_keys(table, ("devices", *LINK), at)
     if like is None:
         reader.has(table, tuple(LINK), UNKNOWN, at)
     if not last and (like is None or like.devices == ANY):
@@ -193,7 +193,7 @@ def _curves(
 
 def _curve(reader: TomlReader, table: TomlTable, at: str) -> tuple[str, CollectiveCurve] | None:
     """One collective over groups of one size; None if something is wrong."""
-    reader.known(table, (*CURVE_NEEDED, "groups"), at)
+    reader.check_keys(table, (*CURVE_NEEDED, "groups"), at)
     if not reader.has(table, CURVE_NEEDED, "a curve is made of all of these", at):
         return None
     sizes = table["bytes"] if isinstance(table["bytes"], list) else []
@@ -223,7 +223,7 @@ def _curve(reader: TomlReader, table: TomlTable, at: str) -> tuple[str, Collecti
     ranks, groups, sizes_, seconds = (reader.value(given[k], f, f"{at}.{k}") for k, f in forms.items())
     if None in (ranks, groups, sizes_, seconds):
         return None
-    return kind, CollectiveCurve(ranks, groups, tuple(sizes_), tuple(rising(seconds)))
+    return kind, CollectiveCurve(ranks, groups, tuple(sizes_), tuple(rise_monotonically(seconds)))
 
 
 def hardware_text(hardware: Hardware, remarks: Mapping[str, str]) -> str:

@@ -117,7 +117,7 @@ class TomlReader:
         where = f"{self.where}: {at}" if at else self.where
         self.problems.append(Problem("argument", where, got, legal, why, fix))
 
-    def known(self, table: TomlTable, legal: Sequence[str], at: str = "") -> None:
+    def check_keys(self, table: TomlTable, legal: Sequence[str], at: str = "") -> None:
         """Notes every key that is not a known one, as it may be misspelt."""
         for key in table:
             if key not in legal:

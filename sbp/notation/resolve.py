@@ -11,7 +11,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from sbp.compat.core import is_key
 from sbp.compat.untyped import DType, Prefix, PyTree, TreeDef, partition_spec
 from sbp.errors import Problem
-from sbp.notation.suggestions import meant
+from sbp.notation.suggestions import suggestion
 from sbp.placement import Placement
 from sbp.signature import (
     AUTO,
@@ -127,7 +127,7 @@ def _spread(prefix: Prefix, tree: PyTree, where: str, out: list[_Given], axes: i
         return
     ours, theirs = _children(prefix), _children(tree)
     no_container = ours is None or theirs is None or len(ours) != len(theirs)
-    near = meant(prefix) if no_container or _nearly_one(prefix, axes) else None
+    near = suggestion(prefix) if no_container or _nearly_one(prefix, axes) else None
     if theirs is None and type(prefix) is tuple and prefix and all(map(is_signature, prefix)):
         near = "a tuple is a container, with an entry per tensor; a list is a signature", format_sbp(prefix)
     if ours is None or near is not None:

@@ -18,14 +18,14 @@ _TEXT = "a text is no signature"
 _HOLE = "None and AUTO are for a whole tensor, not for one axis of the placement"
 
 
-def meant(x: Prefix) -> tuple[str, str] | None:
+def suggestion(x: Prefix) -> tuple[str, str] | None:
     """Why a value is no signature, and what to write; None for a signature, or if the meaning is unclear.
 
-    >>> meant("S(1)"), meant(Split)[1]
+    >>> suggestion("S(1)"), suggestion(Split)[1]
     (('a text is no signature', 'S(1), without quotes'), 'S(0) for the first dim, S(1) for the next')
-    >>> meant(["B", "S(1)"])
+    >>> suggestion(["B", "S(1)"])
     ('a text is no signature', '[B, S(1)], without quotes')
-    >>> meant([Split(0), None])
+    >>> suggestion([Split(0), None])
     ('None and AUTO are for a whole tensor, not for one axis of the placement', '[S(0), B]')
     """
     if type(x) in (list, tuple):
@@ -62,7 +62,7 @@ def _meant_list(entries: Sequence[object]) -> tuple[str, str] | None:
         return _TEXT, f"PartitionSpec({', '.join(map(repr, entries))}), if these are names of axes"
     words, whys = list[str](), list[str]()
     for e in entries:
-        found = meant(e) if e in odd else None
+        found = suggestion(e) if e in odd else None
         if e in odd and (found is None or isinstance(e, list | tuple)):
             return None
         words.append(_word(e))

@@ -54,7 +54,7 @@ class CollectiveCurve:
 def collective_curves() -> Mapping[tuple[str, str, str], tuple[CollectiveCurve, ...]]:
     """(table, kind, pattern) -> the curves of all group shapes; only permutes have a pattern."""
     return {
-        key: tuple(replace(c, seconds=tuple(rising(c.seconds))) for c in curves)
+        key: tuple(replace(c, seconds=tuple(rise_monotonically(c.seconds))) for c in curves)
         for key, curves in raw_collective_curves().items()
     }
 
@@ -94,10 +94,10 @@ def matmul_rates() -> Mapping[tuple[str, str], Mapping[tuple[int, int, int], flo
     return found
 
 
-def rising(values: Sequence[float]) -> list[float]:
+def rise_monotonically(values: Sequence[float]) -> list[float]:
     """The values with every fall taken out: neighbours are merged until their medians rise.
 
-    >>> rising([173.0, 20.0, 30.0, 25.0, 50.0])
+    >>> rise_monotonically([173.0, 20.0, 30.0, 25.0, 50.0])
     [20.0, 20.0, 25.0, 25.0, 50.0]
     """
     blocks: list[list[float]] = []

@@ -71,17 +71,17 @@ class Attention:
         return len(self.op.shapes) >= BACKWARD
 
     @property
-    def packed(self) -> bool:
+    def is_packed(self) -> bool:
         """Whether a row of the batch holds several sequences."""
         return len(self.op.shapes[OFFSETS]) == 2
 
     @property
-    def paged(self) -> bool:
+    def is_paged(self) -> bool:
         """Whether keys lie in pages, which any row of the batch may use."""
         return len(self.op.shapes[PAGES]) == 4
 
     @cached_property
-    def shared(self) -> int:
+    def heads_per_key(self) -> int:
         """How many heads of queries share one of keys."""
         return self.op.logical[QUERY][self.heads] // self.op.logical[KEY][self.heads]
 
@@ -116,12 +116,12 @@ class Attention:
     def rows(self) -> Iterable[Row]:
         """Every valid 1-D signature."""
         group, (_, queries, heads, _), keys = self.op.group, self.of(QUERY), self.of(KEY)[2]
-        if not (self.packed or self.paged):
+        if not (self.is_packed or self.is_paged):
             yield from self._split("b")
             if self._by_query(queries):
                 yield from self._split("t")
-        in_step = heads == keys * self.shared
-        if in_step and (self.shared == 1 or keys % group == 0):
+        in_step = heads == keys * self.heads_per_key
+        if in_step and (self.heads_per_key == 1 or keys % group == 0):
             yield from self._split("h")
         elif heads % group == 0 and self._aligned(heads // group):
             yield from self._split("h", with_keys=False)
@@ -134,7 +134,7 @@ class Attention:
 
     def _aligned(self, heads: int) -> bool:
         """Whether so many heads of queries meet whole groups, or part of one."""
-        return heads % self.shared == 0 or self.shared % heads == 0
+        return heads % self.heads_per_key == 0 or self.heads_per_key % heads == 0
 
     def _by_query(self, queries: int) -> bool:
         """Whether a query can be told nothing of its position. cuDNN takes a bias for even sequences only."""

@@ -180,7 +180,7 @@ class Spec:
         even |= {k: v for k, v in self.reduced.items() if sizes.get(k, 1) % op.group == 0}
         return factors(op, operands, results, reduced=even, linear=self.linear)
 
-    def masked(self, ctx: Context, *args: jax.Array) -> list[jax.Array]:
+    def mask_shards(self, ctx: Context, *args: jax.Array) -> list[jax.Array]:
         """The shards, zeros for the padding of reduced letters in all of them: zero times NaN is NaN."""
         dims = ([d for d, c in enumerate(letters) if c in self.neutral] for letters in self.letters[0])
         return [ctx.mask(x, at, d, 0) for x, at, d in zip(args, ctx.operands, dims, strict=True)]

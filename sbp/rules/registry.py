@@ -223,7 +223,7 @@ def register_rule(
         reduced, linear = dict(reduced or {}), tuple(linear)
         raise_all(text_problems(name, rows, reduced, linear, body is not None))
         spec = Spec(rows, reduced, linear, body is not None)
-        rows, body = spec.rows, body or _body(function, spec.masked)
+        rows, body = spec.rows, body or _body(function, spec.mask_shards)
     entry = Rule(
         name,
         rows,

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from sbp.communication.key_samples import KeySample
 from sbp.communication.update import (
-    parted,
+    split_operands,
     sum_rows_communication,
     sum_rows_held,
     sum_rows_keys,
@@ -64,14 +64,14 @@ def _work(each: float) -> Callable[[Op], float]:
     held=sum_rows_held,
     flops=_work(4.0),
     traffic=_work(8.0),
-    ids=lambda params, n: parted(range(1, n), len(params["modes"]))[1],
+    ids=lambda params, n: split_operands(range(1, n), len(params["modes"]))[1],
     functions=("measure",),
     note="rows by a sparse exchange, whose owners sum up",
 )
 def rows(op: Op) -> list[Row]:
     """Rows of the table, by an exchange with ids that are split too; columns."""
     n, (table, *_) = len(op.params["modes"]), op.shapes
-    _, ids, given = parted(op.shapes[1:], n)
+    _, ids, given = split_operands(op.shapes[1:], n)
     whole: list[Signature] = [B] * n
     out: list[Row] = []
     if table[0] > 1:

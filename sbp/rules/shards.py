@@ -94,7 +94,7 @@ class ShardsOp:
     gives: Sequence[Lying]
     params: Mapping[str, Any]
 
-    def begun(self) -> Sequence[jax.Array] | Sending[list[jax.Array]]:
+    def begin(self) -> Sequence[jax.Array] | Sending[list[jax.Array]]:
         """What its body returns."""
         primitive, sizes = _primitive(_op_of(self.name)), _axis_sizes(self.name)
         takes, gives = (
@@ -121,7 +121,7 @@ def run_together(*calls: ShardsOp) -> tuple[jax.Array, ...]:
     Raises:
       ArgumentError: as `on_shards`.
     """
-    return tuple(x for results in results_of([call.begun() for call in calls]) for x in results)
+    return tuple(x for results in results_of([call.begin() for call in calls]) for x in results)
 
 
 def _op_of(name: str) -> str:

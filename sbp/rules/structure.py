@@ -15,7 +15,7 @@ from sbp.rules.registry import rule
 
 
 @rule("create_token", note="no tensor")
-def nothing(op: Op) -> list[Row]:
+def no_rows(op: Op) -> list[Row]:
     """No tensor to split."""
     return []
 
@@ -42,7 +42,7 @@ def _of_the_first(ctx: Context, *args: jax.Array) -> list[jax.Array]:
     """What the first device made: the state of the numbers is each device's own."""
     (x,) = ctx.bind(*args)
     everyone = range(len(ctx.coords))
-    return [ctx.total(jnp.where(ctx.first(everyone), x, jnp.zeros((), x.dtype)), everyone)]
+    return [ctx.total(jnp.where(ctx.is_first(everyone), x, jnp.zeros((), x.dtype)), everyone)]
 
 
 def _first_communication(ctx: Context) -> Iterable[Communication]:
@@ -72,7 +72,7 @@ def generator(op: Op) -> list[Row]:
 
 def _on_the_first(ctx: Context, *args: jax.Array) -> list[jax.Array]:
     """Speaks once: on the first device, which has the whole operands as every other."""
-    first = ctx.first(range(len(ctx.coords)))
+    first = ctx.is_first(range(len(ctx.coords)))
 
     def speak() -> None:
         ctx.bind(*args)

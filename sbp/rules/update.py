@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from sbp.communication.key_samples import KeySample
 from sbp.communication.update import (
     StepOnColumns,
-    parted,
+    split_operands,
     update_communication,
     update_held,
     update_keys,
@@ -68,7 +68,7 @@ def update_rows(
       grouped: whether dim 0 of the ids counts equal parts of the table, and each has ids of its own part.
       capacity, wire_dtype, samples: of the exchange.
     """
-    s, ids, rows = parted(rest, len(modes))
+    s, ids, rows = split_operands(rest, len(modes))
     grad = added_rows(table.shape, rows[0].dtype, modes, *ids, *rows)
     param = [table] if update.has_param else []
     added, *state = dense(grad, *s, *param, update=update)
@@ -100,14 +100,14 @@ def _traffic(op: Op) -> float:
     held=update_held,
     flops=_flops,
     traffic=_traffic,
-    ids=lambda params, n: parted(range(1, n), len(params["modes"]))[1],
+    ids=lambda params, n: split_operands(range(1, n), len(params["modes"]))[1],
     functions=("update", "column_step"),
     note="rows by a sparse exchange",
 )
 def rows(op: Op) -> list[Row]:
     """Rows, by an exchange with ids that are split too; a copied table; columns that are kept apart."""
     n, (table, *_) = len(op.params["modes"]), op.shapes
-    state, ids, given = parted(op.shapes[1:], n)
+    state, ids, given = split_operands(op.shapes[1:], n)
     lying: list[Signature] = [Split(0) if by_row(s, table) else B for s in state]
     whole: list[Signature] = [B] * n
     out: list[Row] = []

@@ -19,7 +19,7 @@ from sbp.communication.windows import (
     window_scatter_communication,
     window_scatter_local,
     window_slide,
-    windowed,
+    with_halos,
 )
 from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, factors
@@ -62,7 +62,7 @@ HALOS = "windowed dims with an exchange of halos"
 
 @rule(
     "reduce_window_sum",
-    body=windowed(lambda ctx, x: [None]),
+    body=with_halos(lambda ctx, x: [None]),
     communication=window_communication,
     flops=_window_flops,
     note=HALOS,
@@ -76,7 +76,7 @@ def reduce_window_sum(op: Op) -> list[Row]:
 @rule(
     "reduce_window_max",
     "reduce_window_min",
-    body=windowed(lambda ctx, x: [_ignored(ctx, x)]),
+    body=with_halos(lambda ctx, x: [_ignored(ctx, x)]),
     communication=window_communication,
     flops=_window_flops,
     note=HALOS,
@@ -90,7 +90,7 @@ def reduce_window_extremum(op: Op) -> list[Row]:
 
 @rule(
     "reduce_window",
-    body=windowed(lambda ctx, *args: args[len(args) // 2 :]),
+    body=with_halos(lambda ctx, *args: args[len(args) // 2 :]),
     communication=window_communication,
     flops=_window_flops,
     functions=("jaxpr",),
@@ -106,7 +106,7 @@ def reduce_window(op: Op) -> list[Row]:
 
 @rule(
     "select_and_gather_add",
-    body=windowed(lambda ctx, tangents, x: [None, never_selected(ctx, x)]),
+    body=with_halos(lambda ctx, tangents, x: [None, never_selected(ctx, x)]),
     communication=window_communication,
     flops=_window_flops,
     note=HALOS,

@@ -17,7 +17,7 @@ from sbp.communication.delivery import deliver_rows
 from sbp.communication.exchange import fetch_rows
 from sbp.communication.extents import extent
 from sbp.communication.joint import run_alone
-from sbp.communication.keys import NO_KEY, ranked, rows_or_zeros
+from sbp.communication.keys import NO_KEY, rank_keys, rows_or_zeros
 from sbp.communication.legs import Exchange, default_capacity, legs
 from sbp.communication.protocol import Context
 from sbp.layout import Layout
@@ -314,7 +314,7 @@ def test_ranks_of_keys(below: int) -> None:
     rng = np.random.default_rng(below)
     for keys in (rng.integers(0, below, 300), rng.integers(0, 40, 300), np.full(300, below), np.zeros(0)):
         keys = keys.astype(np.int32)
-        ordered, new, ranks = map(np.asarray, ranked(jnp.asarray(keys), below))
+        ordered, new, ranks = map(np.asarray, rank_keys(jnp.asarray(keys), below))
         once, want = np.unique(keys, return_inverse=True)
         np.testing.assert_array_equal(ranks, want)
         np.testing.assert_array_equal(ordered, np.sort(keys))

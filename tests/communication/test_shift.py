@@ -13,7 +13,7 @@ import sbp
 from sbp import B, P, S
 from sbp.communication.extents import Extent, coordinates_along
 from sbp.communication.route import Layer, Route, find_route, route_pays
-from sbp.communication.route_sides import held, held_reversed, needed
+from sbp.communication.route_sides import held_reversed, operand_side, result_side
 from sbp.hardware.catalogue import BYTES_ONLY
 from sbp.runtime.hlo.meter import read_compiled
 
@@ -65,8 +65,8 @@ def test_every_result_gets_its_rows(hierarchy: tuple[int, ...]) -> None:
         cut = rng.randint(-4, total), rng.randint(0, total // 2)
         outs = [(rng.randint(-4, total), Extent(rng.randint(0, 20), sub(rng, every), hierarchy)) for _ in cut]
         way = find_route(
-            tuple(held(p, -int(e)) for p, e in zip(parts, ends, strict=False)),
-            tuple(needed(out, start) for start, out in outs),
+            tuple(operand_side(p, -int(e)) for p, e in zip(parts, ends, strict=False)),
+            tuple(result_side(out, start) for start, out in outs),
         )
         places = coordinates_along(way.axes, hierarchy)
         line = np.arange(total)
@@ -91,7 +91,7 @@ def test_every_row_of_a_sum_comes_from_one_device(hierarchy: tuple[int, ...]) ->
         base, partial = Extent(rng.randint(2, 30), every, hierarchy), sub(rng, every)
         out = Extent(rng.randint(1, base.size), tuple(a for a in every if a not in partial), hierarchy)
         start = rng.randint(0, base.size - out.size)
-        way = find_route((held(base, start),), (needed(out, 0, partial),))
+        way = find_route((operand_side(base, start),), (result_side(out, 0, partial),))
         places = coordinates_along(every, hierarchy)
         ends = followed(way, [shard(np.arange(base.size), base, at) for at in places])
         for at in places:
@@ -120,24 +120,24 @@ def test_a_shift_sends_what_it_must(size: int, start: int, step: int, sent_rows:
     base = Extent(size, (0,), (8,))
     rows = 32 if start == 32 else -(-(size - start) // step)
     out = Extent(rows + (start if start < 32 and step == 1 else 0), (0,), (8,))
-    operands, results = (held(base, start, step),), (needed(out),)
+    operands, results = (operand_side(base, start, step),), (result_side(out),)
     way = find_route(operands, results)
-    assert (way.sent, len(way.rounds)) == (sent_rows, rounds)
+    assert (way.sent_rows, len(way.rounds)) == (sent_rows, rounds)
     assert route_pays(way, operands, results)
 
 
 def test_a_reversal_is_one_exchange() -> None:
     even, uneven = Extent(64, (0,), (8,)), Extent(61, (0,), (8,))
-    assert [r.pairs for r in find_route((held_reversed(even),), (needed(even),)).rounds] == [
+    assert [r.pairs for r in find_route((held_reversed(even),), (result_side(even),)).rounds] == [
         tuple((i, 7 - i) for i in (7, 6, 5, 4, 3, 2, 1, 0))
     ]
-    assert find_route((held_reversed(uneven),), (needed(uneven),)).sent <= 2 * uneven.local
+    assert find_route((held_reversed(uneven),), (result_side(uneven),)).sent_rows <= 2 * uneven.local
 
 
 def test_a_few_rows_for_many_devices_are_gathered() -> None:
     """All from one device, one after the other: too many exchanges."""
     base, out = Extent(4096, (0,), (64,)), Extent(64, (0,), (64,))
-    operands, results = (held(base),), (needed(out),)
+    operands, results = (operand_side(base),), (result_side(out),)
     assert not route_pays(find_route(operands, results), operands, results)
 
 

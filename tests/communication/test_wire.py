@@ -20,15 +20,15 @@ def exchange(*hierarchy: int) -> Exchange:
 
 def test_one_leg_holds_what_is_sent_and_what_is_received() -> None:
     [leg] = legs(exchange(8))
-    assert fetch_held(exchange(8), ROW) == 2 * leg.received * ROW
-    assert deliver_held(exchange(8), ROW, additive=True) == 2 * leg.received * ROW
-    assert deliver_held(exchange(8), ROW) == 3 * leg.received * ROW
+    assert fetch_held(exchange(8), ROW) == 2 * leg.received_keys * ROW
+    assert deliver_held(exchange(8), ROW, additive=True) == 2 * leg.received_keys * ROW
+    assert deliver_held(exchange(8), ROW) == 3 * leg.received_keys * ROW
 
 
 def test_what_came_along_an_earlier_leg_stays() -> None:
     outer, inner = legs(exchange(4, 8))
-    assert fetch_held(exchange(4, 8), ROW) == (outer.received + 2 * inner.received) * ROW
-    assert deliver_held(exchange(4, 8), ROW) == (outer.received + 3 * inner.received) * ROW
+    assert fetch_held(exchange(4, 8), ROW) == (outer.received_keys + 2 * inner.received_keys) * ROW
+    assert deliver_held(exchange(4, 8), ROW) == (outer.received_keys + 3 * inner.received_keys) * ROW
 
 
 @pytest.mark.parametrize(("additive", "keys"), [(True, 0), (False, 1024)])

@@ -39,8 +39,8 @@ def report_of(program: Program, kind: str) -> ProgramReport:
 
 def complaint(program: Program, report: ProgramReport) -> str:
     """What is wrong with a report; "" for nothing."""
-    if report.unexplained:
-        return "; ".join(report.unexplained)
+    if report.unexplained_differences:
+        return "; ".join(report.unexplained_differences)
     if UNMEASURED.search(program.source):
         return ""
     return more_bytes(report)

@@ -72,7 +72,7 @@ def said(**talk: Any) -> Call:
 
 def sending(ctx: Any, x: Any) -> list[Any]:
     """What a neighbour has, and what all have."""
-    return [x + 0 * ctx.shifted(x, [0], 1) + 0 * ctx.gathered(x, [0])[0]]
+    return [x + 0 * ctx.shift(x, [0], 1) + 0 * ctx.gather(x, [0])[0]]
 
 
 def permutes(ctx: Any) -> Iterator[Communication]:

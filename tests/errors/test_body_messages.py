@@ -200,6 +200,6 @@ def test_it_is_a_rule_error(name: str) -> None:
 
 def test_what_is_declared_may_be_said() -> None:
     def body(ctx: Any, x: Any) -> list[Any]:
-        return [2 * x + 0 * ctx.shifted(x, [0], 1)]
+        return [2 * x + 0 * ctx.shift(x, [0], 1)]
 
     np.testing.assert_array_equal(run(body, communication=permutes)(), 2 * X)

@@ -20,7 +20,7 @@ from sbp.runtime.training import messages as training
 FOLDER = Path("runs/step_3")
 CALLS: dict[str, tuple[Problem, str]] = {
     "a step that is there": (
-        messages.there(FOLDER),
+        messages.step_exists(FOLDER),
         """runs/step_3
   got    a step that is there already
   legal  a new step
@@ -44,7 +44,7 @@ CALLS: dict[str, tuple[Problem, str]] = {
   try    like=... of the model that was saved; only=... for a part of it, dtype=... for another precision""",
     ),
     "damage": (
-        messages.damaged(FOLDER, [1, 2], "weights.bin: another checksum"),
+        messages.damaged_step(FOLDER, [1, 2], "weights.bin: another checksum"),
         """runs/step_3
   got    weights.bin: another checksum
   legal  the files as they were written
@@ -52,7 +52,7 @@ CALLS: dict[str, tuple[Problem, str]] = {
   try    restore(..., step=2)""",
     ),
     "the only step is damaged": (
-        messages.damaged(FOLDER, [], "no manifest"),
+        messages.damaged_step(FOLDER, [], "no manifest"),
         """runs/step_3
   got    no manifest
   legal  the files as they were written

@@ -52,8 +52,8 @@ def test_what_needs_pyarrow_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.delattr("models.recommender.criteo", raising=False)
     data = feed.Data("day", ("day.tsv",), (), CRITEO, (5,) * 26, hashing=True)
     calls: list[Any] = [
-        lambda: data.first(4),
-        lambda: synthetic.write(tmp_path / "x.parquet", Teacher.planted((5,)), 4),
+        lambda: data.first_batch(4),
+        lambda: synthetic.write(tmp_path / "x.parquet", Teacher.plant((5,)), 4),
     ]
     for call in calls:
         with pytest.raises(

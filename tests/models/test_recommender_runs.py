@@ -64,17 +64,17 @@ def test_lists_become_bags() -> None:
         data(sizes=(5, 5), hashing=False, hotness=(2, 1, 1)).rows(clicks(lists))
     with pytest.raises(DataError, match=r"key 4 of feature 2\n.*0\.\.3"):
         data(sizes=(5, 4), hashing=False, hotness=(2, 1)).rows(clicks(lists))
-    filled = feed.filled(data(sizes=(5, 5), hashing=True, hotness=(2, 2)).rows(clicks(lists)), 3)
+    filled = feed.fill_batch(data(sizes=(5, 5), hashing=True, hotness=(2, 2)).rows(clicks(lists)), 3)
     assert [x.shape for x in filled.keys] == [(3, 2), (3, 2)]
 
 
 def test_the_rest_comes_after_the_training() -> None:
-    whole = Teacher.planted((5,), dense=1).batch(23, 0)
+    whole = Teacher.plant((5,), dense=1).batch(23, 0)
     first = list(feed.full(4, 2)(iter([whole])))
-    rest = list(feed.rest(4, 9)(iter([whole.between(8, 23)])))
+    rest = list(feed.rest(4, 9)(iter([whole.rows_between(8, 23)])))
     assert [len(b) for b in (*first, *rest)] == [4, 4, 4, 4, 1]
     np.testing.assert_array_equal(np.concatenate([b.dense for b in (*first, *rest)]), whole.dense[:17])
-    full = feed.filled(rest[-1], 4)
+    full = feed.fill_batch(rest[-1], 4)
     assert full.label[1:].tolist() == [feed.NOBODY] * 3
     assert len(full) == len(full.dense) == len(full.keys) == 4
 
@@ -82,7 +82,7 @@ def test_the_rest_comes_after_the_training() -> None:
 def test_a_training_that_goes_on_has_no_work_with_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither does it draw clicks, nor hash their keys, nor copy them; the batches are the same."""
     drawn, hashed = list[tuple[int, int]](), list[int]()
-    teacher = Teacher.planted((50, 7), dense=2)
+    teacher = Teacher.plant((50, 7), dense=2)
     source = Drawn(teacher, 26, group=10)  # pieces of 10, 10 and 6
     own = data(train=(source,), sizes=(5, 9), hashing=True)
     draw, rows = Teacher.batch, feed.Data.rows
@@ -141,7 +141,7 @@ def test_checkpoints_of_version_0_1_are_gone_on_from(
 
 def of_three_features(args: argparse.Namespace) -> feed.Data:
     """Clicks of which a net is compiled in a moment."""
-    teacher = Teacher.planted((30, 3, 70), dense=2)
+    teacher = Teacher.plant((30, 3, 70), dense=2)
     train, test = Drawn(teacher, args.batch * 6), Drawn(teacher, args.held_out, start=feed.HELD_OUT)
     layout = Layout("label", ("I1", "I2"), ("C1", "C2", "C3"))
     return feed.Data("few clicks", (train,), (test,), layout, teacher.cardinalities, False, teacher)
@@ -274,7 +274,7 @@ def test_the_command_with_tiers(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_held_out_clicks_and_their_truth_are_the_same_rows() -> None:
-    made = feed.made(30, 40, 0)
+    made = feed.make_data(30, 40, 0)
     (found,) = made.batches(made.test, 40, 1)
     ((label, _),) = feed.truth(made.teacher, 40)
     np.testing.assert_array_equal(found.label, label)

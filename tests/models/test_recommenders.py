@@ -41,7 +41,7 @@ def learner(model: str = "dlrm", layout: str = "rows", optimizer: str = "adagrad
 
 def batch(index: int) -> Batch:
     """Clicks with keys that repeat, within and between the shards of the batch."""
-    drawn = Teacher.planted(SIZES, dense=DENSE, seed=1).batch(BATCH, index)
+    drawn = Teacher.plant(SIZES, dense=DENSE, seed=1).batch(BATCH, index)
     return replace(drawn, keys=np.asarray(drawn.keys).astype(np.int32))
 
 

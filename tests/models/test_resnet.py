@@ -63,6 +63,6 @@ def test_averages_follow_the_batches_and_are_not_learned() -> None:
 
 def test_digits_are_enlarged() -> None:
     small = np.arange(64, dtype=np.float32)[None]
-    large = resnet.enlarged(small, 32)
+    large = resnet.enlarge(small, 32)
     assert large.shape == (1, 32, 32, 3)
     np.testing.assert_array_equal(large[0, ::4, ::4, 0].ravel(), small[0])

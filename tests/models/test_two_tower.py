@@ -18,7 +18,7 @@ from sbp.runtime.hlo.meter import read_compiled
 
 LINE = sbp.placement("cpu", shape=(8,))
 MODEL = towers(60, 40, 8, 8)
-MARKET = Market.made(60, 40, 0)
+MARKET = Market.make(60, 40, 0)
 BATCH = 32
 
 
@@ -47,7 +47,7 @@ def test_the_loss_is_that_of_the_formula() -> None:
 
 
 def test_a_market_repeats_and_keeps_to_its_shares() -> None:
-    one, again = (Market.made(60, 40, 3).batch(4000, 7) for _ in range(2))
+    one, again = (Market.make(60, 40, 3).batch(4000, 7) for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, one, again)
     assert one.history.shape == (4000, HISTORY) and one.item.max() < 40
     found = np.bincount(one.item, minlength=40) / 4000
@@ -88,7 +88,7 @@ def test_no_more_travels_than_by_hand() -> None:
     """Vectors of items gathered, their gradients scattered, weights reduced, rows exchanged: nothing else."""
     model, tx, batch = towers(6000, 4000, 32, 8), optimizer(), 512
     params = jax.eval_shape(model.init, jax.random.key(0))
-    drawn = Market.made(6000, 4000, 0).batch(batch, 0)
+    drawn = Market.make(6000, 4000, 0).batch(batch, 0)
     shapes: Views = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), drawn)
     args = params, jax.eval_shape(tx.init, params), shapes
     program = sbp.compile(make_train_step(model, tx), LINE, in_sbp=in_sbp(model, LINE, tx))

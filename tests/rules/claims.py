@@ -30,7 +30,7 @@ from sbp.passes.program.trace import trace
 from sbp.rules import Op, Row, lookup
 from sbp.rules.registry import valid_rows
 from sbp.runtime.hlo.meter import read_compiled
-from sbp.runtime.lower.local_kernels import undeclared
+from sbp.runtime.lower.local_kernels import undeclared_collectives
 from sbp.signature import NdSbp, P, Partial, Split
 from tests.rules.special import PROMISED, from_numpy, special_draw, special_problem, to_numpy
 
@@ -244,7 +244,7 @@ class Claim:
         def body(coords: Sequence[Any], *args: Any) -> list[Any]:
             ctx = replace(static, coords=coords, said=[])
             results = results_of([custom(ctx, *args) if custom else ctx.bind(*args)])[0]
-            raise_all(undeclared(app.node, ctx))
+            raise_all(undeclared_collectives(app.node, ctx))
             return list(results)
 
         self.body, self.names = body, names

@@ -66,7 +66,7 @@ def test_padding_is_found_where_the_slicer_pads(hierarchy: tuple[int, ...]) -> N
         holes = any(HOLE in rows_of(size, 0, nd, hierarchy, c) for c in coordinates(hierarchy))
         assert is_padded(size, splits_of(nd, 0), hierarchy) == holes, (size, nd)
         assert is_even((size,), nd, hierarchy) == (not holes), (size, nd)
-        assert Layout((size,), nd, hierarchy).padded(0) == holes, (size, nd)
+        assert Layout((size,), nd, hierarchy).has_padding(0) == holes, (size, nd)
 
 
 @pytest.mark.parametrize("hierarchy", [(4,), (2, 2), (2, 3), (2, 2, 2)], ids=str)

@@ -14,7 +14,7 @@ MERGED = 1 << 18
 """Keys of all segments that are merged at a time."""
 
 
-def merged(segments: Sequence[Segment]) -> Iterator[tuple[Keys, Steps, Rows]]:
+def merge_segments(segments: Sequence[Segment]) -> Iterator[tuple[Keys, Steps, Rows]]:
     """The newest row of each key of segments, oldest first; all parts but the last are of whole blocks.
 
     A part is overwritten by the next one.

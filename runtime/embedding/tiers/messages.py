@@ -71,7 +71,7 @@ def in_use(folder: Path) -> StoreError:
     )
 
 
-def damaged(path: Path, what: str) -> StoreError:
+def damaged_bytes(path: Path, what: str) -> StoreError:
     """Bytes that are not those that were written."""
     return problem(
         path,

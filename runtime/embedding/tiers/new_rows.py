@@ -13,7 +13,7 @@ import numpy as np
 from sbp.compat.untyped import PyTree
 from sbp.errors import EmbeddingError
 from sbp.lazy import Optimizer, by_row
-from sbp.runtime.embedding.admission import mixed
+from sbp.runtime.embedding.admission import mix_bits
 from sbp.runtime.embedding.initial import RowMaker
 from sbp.runtime.embedding.keys import KEY_BITS
 from sbp.runtime.embedding.tiers import messages
@@ -78,7 +78,7 @@ class NewRows:
             count = few if len(part) <= few else many
             filled = np.concatenate([part, np.zeros(count - len(part), np.uint64)])
             ids = filled & np.uint64((1 << KEY_BITS) - 1)
-            seeds = np.where(ids < 1 << 32, ids, mixed(ids)).astype(np.uint32)
+            seeds = np.where(ids < 1 << 32, ids, mix_bits(ids)).astype(np.uint32)
             with jax.enable_x64(self.is_wide), jax.default_device(_host()):
                 numbers = (filled >> np.uint64(KEY_BITS)).astype(np.int32) - np.int32(self.first)
                 lines = self._made(np.maximum(numbers, 0), seeds)

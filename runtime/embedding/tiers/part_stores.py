@@ -104,10 +104,10 @@ class PartStores:
         for part, store in self._stores.items():
             store.keep({v[part] for v in wanted if part in v})
 
-    def changed(self, since: int) -> Iterator[tuple[Keys, Steps, Rows]]:
-        """As `RowStore.changed`, part after part."""
+    def changed_rows(self, since: int) -> Iterator[tuple[Keys, Steps, Rows]]:
+        """As `RowStore.changed_rows`, part after part."""
         for store in self._stores.values():
-            yield from store.changed(since)
+            yield from store.changed_rows(since)
 
     def verify(self) -> None:
         """As `RowStore.verify`."""

@@ -147,7 +147,7 @@ def with_slots(
     return tuple(replace(t, slots=slots[t.name]) for t in tables)
 
 
-def remembered(folder: Path, tables: Sequence[PassTable], multiple: int) -> tuple[PassTable, ...]:
+def with_old_slots(folder: Path, tables: Sequence[PassTable], multiple: int) -> tuple[PassTable, ...]:
     """Tables with the slots that they had in the run that has written to a folder, if they are about as many.
 
     A run that goes on has rows on its devices by slot, and what is measured of a step may differ a little.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sbp.compat.untyped import PyTree
 from sbp.errors import EmbeddingError, Problem
 from sbp.runtime.embedding.features import Bags, PaddedBags
-from sbp.runtime.embedding.inputs import GivenIds, named
+from sbp.runtime.embedding.inputs import GivenIds, inputs_by_name
 from sbp.runtime.embedding.key_index import UNKNOWN, KeyIndex
 from sbp.runtime.embedding.keys import NO_ID, as_integers, element, range_problem, unify
 from sbp.runtime.embedding.tables import FeatureConfig
@@ -100,7 +100,7 @@ def check_alike(begins: TierPass) -> None:
     if others is None:
         return
     mine = hashlib.sha256(b"".join(begins.slots[name].tobytes() for name in sorted(begins.slots))).hexdigest()
-    first, *rest = others.gathered("a pass", [begins.first, mine])
+    first, *rest = others.gather("a pass", [begins.first, mine])
     if differing := [n for n, one in enumerate(rest, 1) if one != first]:
         raise EmbeddingError(messages.other_batches(begins.first, differing))
 
@@ -148,12 +148,12 @@ class PassCutter:
         for batch in batches:
             if len(made.batches) == self.most or not made.add(batch):
                 behind = made.first + len(made.batches)
-                yield made.done()
+                yield made.finish()
                 made = _Making(self, behind)
                 if not made.add(batch):
                     raise EmbeddingError(made.too_many(batch))
         if made.batches:
-            yield made.done()
+            yield made.finish()
 
 
 @dataclass
@@ -198,7 +198,7 @@ class _Making:
         self.batches.append((batch, numbered))
         return True
 
-    def done(self) -> TierPass:
+    def finish(self) -> TierPass:
         """The pass; its keys have slots from now on."""
         none = [np.zeros(0, np.uint64)]
         moves = {n: self.cutter.slots[n].move(np.concatenate(none + t.keys)) for n, t in self.tables.items()}
@@ -235,7 +235,7 @@ class _Making:
         out: dict[str, list[tuple[str, Keys, GivenIds]]] = {name: [] for name in self.tables}
         wrong = list[Problem]()
         features = [f for f, _, _ in self.cutter.features.values()]
-        for name, given in named(features, self.cutter.where.get(batch)).items():
+        for name, given in inputs_by_name(features, self.cutter.where.get(batch)).items():
             feature, table, number = self.cutter.features[name]
             ids = _ids(given)
             if problem := _wrong(ids, feature):

@@ -137,7 +137,7 @@ class Segment:
     """Which blocks of keys have been checked."""
 
     @staticmethod
-    def opened(path: Path, count: int, width: int, digest: str) -> Segment:
+    def open(path: Path, count: int, width: int, digest: str) -> Segment:
         """A segment of a folder.
 
         Arguments:
@@ -149,11 +149,11 @@ class Segment:
         file, blocks = path.with_name(path.name + FENCES), -(-count // BLOCK)
         fences = Fences(*np.array(_mapped(file, 16 * blocks).view("<u8").reshape(2, blocks)))
         if fences.digest != digest:
-            raise messages.damaged(file, "other bytes than were written")
-        return Segment.mapped(path, count, width, fences)
+            raise messages.damaged_bytes(file, "other bytes than were written")
+        return Segment.map(path, count, width, fences)
 
     @staticmethod
-    def mapped(path: Path, count: int, width: int, fences: Fences) -> Segment:
+    def map(path: Path, count: int, width: int, fences: Fences) -> Segment:
         """A segment whose fences are known.
 
         Raises:
@@ -220,7 +220,7 @@ class Segment:
             wrong = part[np.einsum("nw,w->n", keys, weights(BLOCK)) != self.fences.sums[part]]
             if len(wrong):
                 at = int(wrong[0]) * BLOCK
-                raise messages.damaged(
+                raise messages.damaged_bytes(
                     self.path.with_name(self.name + ".keys"), f"other keys from number {at} on"
                 )
             self.seen[part] = True
@@ -236,7 +236,9 @@ class Segment:
         wrong = np.flatnonzero(checks(self.keys[place], steps, rows) != marks["check"])
         if len(wrong):
             row = int(place[wrong[0]])
-            raise messages.damaged(self.path.with_name(self.name + ".rows"), f"other bytes in row {row}")
+            raise messages.damaged_bytes(
+                self.path.with_name(self.name + ".rows"), f"other bytes in row {row}"
+            )
         return steps, rows
 
     def verify(self) -> None:
@@ -264,8 +266,8 @@ def _mapped(path: Path, size: int) -> NDArray[np.uint8]:
             if found == size:
                 return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     except FileNotFoundError:
-        raise messages.damaged(path, "no such file") from None
-    raise messages.damaged(path, f"{found} bytes, not {size}")
+        raise messages.damaged_bytes(path, "no such file") from None
+    raise messages.damaged_bytes(path, f"{found} bytes, not {size}")
 
 
 def write(path: Path, width: int, given: Iterable[tuple[Keys, Steps, Rows]]) -> Segment:
@@ -300,7 +302,7 @@ def write(path: Path, width: int, given: Iterable[tuple[Keys, Steps, Rows]]) -> 
     except BaseException:
         remove(path)
         raise
-    return Segment.mapped(path, count, width, Fences(first, sums))
+    return Segment.map(path, count, width, Fences(first, sums))
 
 
 def _put(file: BinaryIO, x: NDArray[Any]) -> None:

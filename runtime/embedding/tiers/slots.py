@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from sbp.runtime.embedding.admission import mixed
+from sbp.runtime.embedding.admission import mix_bits
 from sbp.runtime.embedding.key_index import UNKNOWN, KeyIndex
 from sbp.runtime.embedding.tiers.segment import Keys
 
@@ -25,7 +25,7 @@ NOBODY = np.uint64(2**64 - 1)
 
 def part_of(keys: Keys, parts: int) -> NDArray[np.int32]:
     """The part of a table that each key belongs to."""
-    return (mixed(keys) % np.uint64(parts)).astype(np.int32)
+    return (mix_bits(keys) % np.uint64(parts)).astype(np.int32)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class SlotTable:
         """The slot of each key; `UNKNOWN` where it has none."""
         return self._index.find(keys.view(np.int64))
 
-    def occupied(self) -> KeySlots:
+    def occupied_slots(self) -> KeySlots:
         """All keys that have a slot."""
         there = np.flatnonzero(self.keys != NOBODY).astype(np.int32)
         return _sorted(self.keys[there], there)

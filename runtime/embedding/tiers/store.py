@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from sbp.errors import StoreError
 from sbp.runtime.embedding.tiers import messages, segment
-from sbp.runtime.embedding.tiers.merging import merged
+from sbp.runtime.embedding.tiers.merging import merge_segments
 from sbp.runtime.embedding.tiers.segment import Keys, Rows, RowView, Segment, Steps
 from sbp.text.json_reader import json_of
 
@@ -128,7 +128,7 @@ class RowStore:
         self.segments: tuple[Segment, ...] = ()
         if self.version:
             self.segments = tuple(
-                Segment.opened(self.folder / x.name, x.count, self.width, x.fences)
+                Segment.open(self.folder / x.name, x.count, self.width, x.fences)
                 for x in self._manifest(self.version)
             )
         names = [m[1] for p in self.folder.iterdir() if (m := _SEGMENT.fullmatch(p.name))]
@@ -235,9 +235,9 @@ class RowStore:
         for each in self.segments:
             each.verify()
 
-    def changed(self, since: int) -> Iterator[tuple[Keys, Steps, Rows]]:
+    def changed_rows(self, since: int) -> Iterator[tuple[Keys, Steps, Rows]]:
         """Keys, steps and rows that were written after a step, in parts, in the order of the keys."""
-        for keys, steps, rows in merged(self.segments):
+        for keys, steps, rows in merge_segments(self.segments):
             later = steps > since
             yield keys[later], steps[later], rows[later]
 
@@ -274,7 +274,7 @@ class RowStore:
         sizes = [len(s) for s in self.segments]
         first = next((k for k in range(len(sizes) - FEWEST + 1) if sizes[k] <= sum(sizes[k + 1 :])), None)
         if first is not None:
-            made = self._written(merged(self.segments[first:]), sum(sizes[first:]))
+            made = self._written(merge_segments(self.segments[first:]), sum(sizes[first:]))
             self.segments = (*self.segments[:first], made)
             self._sweep()
 
@@ -290,7 +290,7 @@ class RowStore:
         """Waits until all segments are on the disk. One of which that is not sure is written once more."""
         for k, each in enumerate(self.segments):
             if each.name in self._unsure:
-                again = self._written(merged([each]), len(each))
+                again = self._written(merge_segments([each]), len(each))
                 self.segments = (*self.segments[:k], again, *self.segments[k + 1 :])
         for each in self.segments:
             if each.name not in self._synced:
@@ -352,7 +352,7 @@ class RowStore:
             said = found["format"], found["width"], found["layout"]
             records = [_Record(str(x["name"]), int(x["count"]), str(x["fences"])) for x in found["segments"]]
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise messages.damaged(path, "other bytes than were written") from None
+            raise messages.damaged_bytes(path, "other bytes than were written") from None
         if said[0] != FORMAT:
             raise messages.other_format(path, f"format {said[0]}")
         if said[1:] != (self.width, self.layout):

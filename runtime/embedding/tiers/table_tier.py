@@ -124,7 +124,7 @@ class TableTier:
     def write_back(self, arrays: Sequence[jax.Array], slots: SlotTable, step: int) -> None:
         """Copies the rows on the devices to the host."""
         with self._lock:
-            for piece in self.device.pieces(slots.occupied()):
+            for piece in self.device.pieces(slots.occupied_slots()):
                 rows = self.codec.rows(self.device.read(arrays, piece))
                 self.cache.write(piece.keys, rows, step=step)
 
@@ -155,6 +155,6 @@ def of_all_processes(mine: NDArray[np.intp], own: Rows, count: int) -> Rows:
         return own
     out = np.empty((count, own.shape[1]), np.uint8)
     given = [mine.tolist(), base64.b64encode(own.tobytes()).decode()]
-    for at, text in others.gathered("rows", given):
+    for at, text in others.gather("rows", given):
         out[at] = np.frombuffer(base64.b64decode(text), np.uint8).reshape(len(at), -1)
     return out

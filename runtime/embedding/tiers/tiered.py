@@ -39,7 +39,7 @@ from sbp.runtime.embedding.tiers.pass_tables import (
     mark_kept,
     pass_tables,
     remember,
-    remembered,
+    with_old_slots,
     with_slots,
 )
 from sbp.runtime.embedding.tiers.passes import TierPass, check_alike
@@ -102,7 +102,7 @@ class Tiered:
         multiple = math.lcm(self.shards, parts)
         budgets = self.device_bytes, self.host_bytes
         found = with_slots(pass_tables(features, optimizer), *budgets, self.shards, multiple)
-        self.own = TierTables.of(features, remembered(self.folder, found, multiple), multiple)
+        self.own = TierTables.of(features, with_old_slots(self.folder, found, multiple), multiple)
         self.slots = self._empty()
         self.step = 0
         self._waited = TierRates()
@@ -249,7 +249,7 @@ class Tiered:
         mark_kept(self.folder)
         return found
 
-    def changed(
+    def changed_rows(
         self, state: PyTree, table: str, since: int = -1
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]]:
         """What `save` has left of a table, in parts: ids, the steps that changed their rows, and vectors.
@@ -266,7 +266,7 @@ class Tiered:
         self._open(state)
         tier, number = self._tiers[self.own.find(table)[0].name], np.uint64(self.own.numbers[table])
         vectors = tier.new.order.index(-1)
-        for keys, steps, rows in tier.stores.changed(since):
+        for keys, steps, rows in tier.stores.changed_rows(since):
             own = keys >> np.uint64(KEY_BITS) == number
             ids = (keys[own] & np.uint64(MOST_IDS - 1)).astype(np.int64)
             yield ids, steps[own], tier.codec.lines(rows[own])[vectors]
@@ -287,7 +287,7 @@ class Tiered:
         others = process_group()
         if others is None:
             return own
-        every = others.gathered("versions of rows", {n: [*v.items()] for n, v in own.items()})
+        every = others.gather("versions of rows", {n: [*v.items()] for n, v in own.items()})
         out: Versions = {}
         for one in every:
             for name, found in one.items():

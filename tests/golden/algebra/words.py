@@ -199,7 +199,7 @@ class CacheRequests(Context):
     lengths: list[int] = field(default_factory=list)
 
     def length(self, layout: Layout, dim: int) -> Any:
-        if layout.padded(dim):
+        if layout.has_padding(dim):
             self.lengths.append(dim)
         return Context.length(self, layout, dim)
 

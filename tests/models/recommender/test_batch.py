@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from models.recommender import batch as module
-from models.recommender.batch import Batch, Lists, as_lists, concatenate, hashed, mix, rebatch
+from models.recommender.batch import Batch, Lists, as_lists, concatenate, hash_keys, mix, rebatch
 
 
 def one_hot(rows: int, start: int = 0) -> Batch:
@@ -64,9 +64,9 @@ def test_batch_is_a_pytree() -> None:
 
 def test_padding_a_slice_of_lists() -> None:
     lists = Lists(np.arange(6), np.array([0, 3, 3, 4, 6]))
-    assert lists.between(1, 4).padded(3, fill=9).tolist() == [[9, 9, 9], [3, 9, 9], [4, 5, 9]]
+    assert lists.rows_between(1, 4).pad(3, fill=9).tolist() == [[9, 9, 9], [3, 9, 9], [4, 5, 9]]
     with pytest.raises(ValueError, match="row 0 has a list of 3: at most 2"):
-        lists.padded(2)
+        lists.pad(2)
 
 
 def test_the_mixer_is_splitmix64() -> None:
@@ -77,7 +77,7 @@ def test_the_mixer_is_splitmix64() -> None:
 
 def test_hashed_rows_use_all_bits_and_fill_the_table_evenly() -> None:
     keys = (np.arange(4000) << 50)[:, None]
-    rows = hashed(keys, [100])
+    rows = hash_keys(keys, [100])
     assert isinstance(rows, np.ndarray)
     assert rows.dtype == np.int32
     counts = np.bincount(rows[:, 0], minlength=100)
@@ -87,7 +87,10 @@ def test_hashed_rows_use_all_bits_and_fill_the_table_evenly() -> None:
 
 def test_hashing_is_per_feature_and_the_same_for_lists() -> None:
     batch = one_hot(50)
-    rows, lists = hashed(batch.keys, [10, 20, 2**31 - 1]), hashed(as_lists(batch.keys), [10, 20, 2**31 - 1])
+    rows, lists = (
+        hash_keys(batch.keys, [10, 20, 2**31 - 1]),
+        hash_keys(as_lists(batch.keys), [10, 20, 2**31 - 1]),
+    )
     assert isinstance(rows, np.ndarray)
     assert isinstance(lists, tuple)
     for feature in range(3):
@@ -107,9 +110,9 @@ def test_hashing_is_per_feature_and_the_same_for_lists() -> None:
 )
 def test_sizes_that_cannot_be_are_refused(sizes: list[int], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        hashed(one_hot(2).keys, sizes)
+        hash_keys(one_hot(2).keys, sizes)
     with pytest.raises(ValueError, match=complaint):
-        hashed(as_lists(one_hot(2).keys), sizes)
+        hash_keys(as_lists(one_hot(2).keys), sizes)
 
 
 def test_largest_table_is_what_int32_names() -> None:

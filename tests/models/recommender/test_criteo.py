@@ -96,7 +96,7 @@ def test_rows_are_skipped_without_parsing_them(
     assert found == max(0, skip - 7)
     whole = [criteo.parse(block) for block in criteo.blocks(files, layout=SMALL)]
     assert sum(map(len, left)) == max(0, 7 - skip)
-    wanted = concatenate(whole).between(min(skip, 7), 7)
+    wanted = concatenate(whole).rows_between(min(skip, 7), 7)
     if left:
         jax.tree.map(
             np.testing.assert_array_equal, concatenate([criteo.parse(block) for block in left]), wanted

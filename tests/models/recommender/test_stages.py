@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from models.recommender import criteo, stages, synthetic
-from models.recommender.batch import Batch, hashed, rebatch
+from models.recommender.batch import Batch, hash_keys, rebatch
 from models.recommender.layout import PREPARED
 from models.recommender.stages import Flow, Stage
 
@@ -231,12 +231,12 @@ def test_the_table_shows_who_waited() -> None:
 
 
 def test_a_file_goes_through_all_stages_to_the_device(tmp_path: Path) -> None:
-    teacher = synthetic.Teacher.planted((50, 7), dense=2)
+    teacher = synthetic.Teacher.plant((50, 7), dense=2)
     names = PREPARED.__class__("label", ("I1", "I2"), ("C1", "C2"), PREPARED.scale)
     synthetic.write(tmp_path / "synthetic.parquet", teacher, 250, group=60)
 
     def rows(batch: Batch) -> Batch:
-        return Batch(batch.label, batch.dense, hashed(batch.keys, (50, 7)))
+        return Batch(batch.label, batch.dense, hash_keys(batch.keys, (50, 7)))
 
     work = [
         stages.Stage("parse", criteo.parse, workers=2),

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from models.recommender import criteo, logistic, synthetic
-from models.recommender.batch import Batch, Lists, concatenate, hashed
+from models.recommender.batch import Batch, Lists, concatenate, hash_keys
 from models.recommender.layout import PREPARED
 from models.recommender.metrics import Clicks
 from models.recommender.synthetic import Teacher
@@ -29,14 +29,14 @@ def in_rows(batch: Batch) -> Batch:
 
 
 def test_batches_are_seeded() -> None:
-    teacher, again = Teacher.planted(SIZES, seed=3), Teacher.planted(SIZES, seed=3)
+    teacher, again = Teacher.plant(SIZES, seed=3), Teacher.plant(SIZES, seed=3)
     jax.tree.map(np.testing.assert_array_equal, teacher.batch(50, 7), again.batch(50, 7))
     assert (teacher.batch(50, 7).keys != teacher.batch(50, 8).keys).any()
-    assert (teacher.batch(50, 7).keys != Teacher.planted(SIZES, seed=4).batch(50, 7).keys).any()
+    assert (teacher.batch(50, 7).keys != Teacher.plant(SIZES, seed=4).batch(50, 7).keys).any()
 
 
 def test_a_batch_has_the_form_of_criteo() -> None:
-    teacher = Teacher.planted()
+    teacher = Teacher.plant()
     batch = teacher.batch(1000, 0)
     assert (batch.label.dtype, batch.dense.dtype, batch.keys.dtype) == (np.float32, np.float32, np.int64)
     assert (batch.dense.shape, batch.keys.shape) == ((1000, 13), (1000, 26))
@@ -51,7 +51,7 @@ def test_a_batch_has_the_form_of_criteo() -> None:
 
 def test_keys_are_distributed_by_zipf() -> None:
     """Each key as often as its rank says; popular keys are anywhere in the table."""
-    teacher = Teacher.planted(SIZES, exponent=1.2)
+    teacher = Teacher.plant(SIZES, exponent=1.2)
     keys = teacher.batch(40_000, 0).keys
     expected = np.arange(1, 501) ** -1.2
     expected /= expected.sum()
@@ -64,7 +64,7 @@ def test_keys_are_distributed_by_zipf() -> None:
 
 def test_logits_are_what_the_teacher_says() -> None:
     """All pairs one by one, against the sum of squares that the set is made with."""
-    teacher = Teacher.planted(SIZES, dense=2, seed=1)
+    teacher = Teacher.plant(SIZES, dense=2, seed=1)
     batch, found = teacher.batch(5, 0), teacher.logits(5, 0)
     for row in range(5):
         ranks = [f.key.tolist().index(k) for f, k in zip(teacher.features, batch.keys[row], strict=True)]
@@ -97,7 +97,7 @@ def test_a_feature_of_which_nothing_is_held_is_like_one_that_is() -> None:
 
 def test_a_logistic_regression_learns_less_than_there_is() -> None:
     """The room between the baseline and the teacher is what a model with interactions is for."""
-    teacher = Teacher.planted(SIZES)
+    teacher = Teacher.plant(SIZES)
     rows = (in_rows(teacher.batch(1000, index)) for index in range(60))
     params = logistic.fit(rows, SIZES, dense=13)
     test = in_rows(teacher.batch(20_000, 1000))
@@ -120,7 +120,7 @@ def test_logits_of_the_logistic_regression() -> None:
 
 
 def test_a_file_is_read_back(tmp_path: Path) -> None:
-    path, teacher = tmp_path / "synthetic.parquet", Teacher.planted(dense=13)
+    path, teacher = tmp_path / "synthetic.parquet", Teacher.plant(dense=13)
     synthetic.write(path, teacher, 250, start=5, group=100)
     batch = concatenate(list(criteo.batches(path, 64, layout=PREPARED)))
     expected = concatenate([teacher.batch(size, index) for index, size in ((5, 100), (6, 100), (7, 50))])
@@ -133,11 +133,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     synthetic.main(["--samples", "300", "--seed", "2", str(path)])
     assert "300 synthetic clicks" in capsys.readouterr().out
     (batch,) = criteo.batches(path, 300, layout=PREPARED)
-    jax.tree.map(np.testing.assert_array_equal, batch, Teacher.planted(seed=2).batch(300, 0))
-    rows = hashed(batch.keys, synthetic.CARDINALITIES)
+    jax.tree.map(np.testing.assert_array_equal, batch, Teacher.plant(seed=2).batch(300, 0))
+    rows = hash_keys(batch.keys, synthetic.CARDINALITIES)
     assert not isinstance(rows, tuple | Lists)
 
 
 def test_a_feature_without_keys_is_refused() -> None:
     with pytest.raises(ValueError, match="a feature of 0 keys: at least one"):
-        Teacher.planted((3, 0))
+        Teacher.plant((3, 0))

@@ -91,7 +91,7 @@ class Outcome:
 def physical(given: Given, chosen: ChosenSignatures) -> tuple[float, float]:
     """The step and the peak of an assignment's program."""
     evaluator = Evaluator(insert_boxing(given[0], chosen, given[2]), given[2].network)
-    return evaluator.scheduled.seconds, evaluator.peak_bytes()
+    return evaluator.schedule.seconds, evaluator.peak_bytes()
 
 
 def kernel_seconds(given: Given, model: Model, states: NDArray[np.intp]) -> NDArray[np.float64]:

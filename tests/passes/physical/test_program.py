@@ -51,7 +51,10 @@ def counted(monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> list[Any]
 
 def test_each_program_is_made_merged_and_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan is not made again of what the search has found, and memory is asked of the same kernels."""
-    merged, ran = counted(monkeypatch, evaluate, "whole_program"), counted(monkeypatch, evaluate, "schedule_step")
+    merged, ran = (
+        counted(monkeypatch, evaluate, "whole_program"),
+        counted(monkeypatch, evaluate, "schedule_step"),
+    )
     of_memory, again = counted(monkeypatch, memory, "kernels"), counted(monkeypatch, chain, "insert_boxing")
     plan = planned()
     assert plan.collectives

@@ -282,7 +282,7 @@ def updated(lies: Any) -> Evaluator:
 def test_a_step_is_what_is_computed_and_what_is_waited_for() -> None:
     plan = planned(train, (WEIGHTS, array(WIDTH, ROWS)), ([B], [S(1)]))
     takes = evaluator(plan)
-    found = takes.scheduled
+    found = takes.schedule
     assert found.seconds == plan.step_seconds
     assert found.seconds == pytest.approx(kernel_seconds(plan) + found.exposed_seconds)
     assert found.seconds <= takes.seconds() * (1 + 1e-9)
@@ -295,7 +295,7 @@ def test_what_is_turned_over_is_copied_at_the_end() -> None:
     for takes, copies in ((along_rows, 0), (along_columns, 2)):
         assert takes.timeline is not None
         end = max(end for _, _, end, _ in takes.timeline[1].spans)
-        assert takes.scheduled.seconds == pytest.approx(end + copies * takes.copy_seconds(shard))
+        assert takes.schedule.seconds == pytest.approx(end + copies * takes.copy_seconds(shard))
 
 
 def test_a_reader_of_a_gather_waits_for_it() -> None:
@@ -322,7 +322,7 @@ def test_kernels_have_less_of_a_chip_beside_a_collective() -> None:
     crowded = Evaluator(plan.physical, Network(plan.placement, Crowded(**same)))
     assert alone.whole.order.events == crowded.whole.order.events
     sent = sum(c.seconds for c in plan.collectives)
-    found, before = crowded.scheduled, alone.scheduled
+    found, before = crowded.schedule, alone.schedule
     hidden = sent - found.exposed_seconds
     lost = found.seconds - found.exposed_seconds - (before.seconds - before.exposed_seconds)
     assert lost == pytest.approx(hidden / 2) and hidden > 0

@@ -15,7 +15,7 @@ import pytest
 import sbp
 from sbp.errors import ArgumentError, CheckpointError, DamagedCheckpointError
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
-from sbp.runtime.checkpoint.manifest import LeafRecord, decoded
+from sbp.runtime.checkpoint.manifest import LeafRecord, decode
 
 PARAMS = {"w": jnp.arange(12.0).reshape(4, 3) / 7, "b": [jnp.ones(2), jnp.arange(3)]}
 STATE = {"params": PARAMS, "opt": optax.adam(1e-3).init(PARAMS), "step": 3}
@@ -97,13 +97,13 @@ def test_a_part_is_checked_too(tmp_path: Path) -> None:
     runs.save(STATE, step=1)
     runs.close()
     (manifest,) = tmp_path.rglob("sbp_manifest.json")
-    found = decoded(manifest.parent, 1, manifest.read_bytes())
+    found = decode(manifest.parent, 1, manifest.read_bytes())
     wrong = tuple(
         LeafRecord(x.path, x.type, x.checksum + 1 if x.path == "['params']['w']" else x.checksum, x.traits)
         for x in found.leaves
         if x.checksum is not None
     )
-    manifest.write_bytes(replace(found, leaves=wrong).encoded())
+    manifest.write_bytes(replace(found, leaves=wrong).encode())
     with pytest.raises(DamagedCheckpointError, match=r"\['w'\] has other elements"):
         runs.restore(PARAMS, only="params")
     equal(runs.restore(PARAMS["b"], only=("params", "b")), PARAMS["b"])

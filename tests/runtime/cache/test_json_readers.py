@@ -26,7 +26,7 @@ from sbp.runtime.cache.plan_store import PlanFolder
 from sbp.runtime.checkpoint import steps
 from sbp.runtime.checkpoint.manifest import MANIFEST
 from sbp.runtime.embedding.tiers.store import RowStore
-from sbp.runtime.processes.flight_recorder import left
+from sbp.runtime.processes.flight_recorder import recorded_calls
 from sbp.runtime.saved import file as files
 from sbp.runtime.storage import lease
 from sbp.text.json_reader import json_of
@@ -135,7 +135,7 @@ def lease_file(folder: Path, data: bytes) -> None:
 def words(folder: Path, data: bytes) -> None:
     (folder / "calls0").write_bytes(bytes(4096))
     (folder / "words0").write_bytes(data)
-    found = left(folder, 0)[1]
+    found = recorded_calls(folder, 0)[1]
     assert all(isinstance(word, str) for said in found.values() for word in said)
 
 

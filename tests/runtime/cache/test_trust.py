@@ -17,7 +17,14 @@ import pytest
 import sbp
 from sbp.errors import ArgumentError, ExecutableError, InternalError
 from sbp.runtime.cache import trust
-from sbp.runtime.cache.cache_folder import COMPILED, Cache, CacheFolder, CompiledFolder, caching, warn_of
+from sbp.runtime.cache.cache_folder import (
+    COMPILED,
+    Cache,
+    CacheFolder,
+    CompiledFolder,
+    cache_context,
+    warn_of,
+)
 from sbp.runtime.saved import file as files
 from tests.runtime.program import starting
 from tests.runtime.program.starting import BATCH, FOUND, counted
@@ -336,10 +343,10 @@ def test_xla_keeps_nothing_of_its_own_where_others_write(tmp_path: Path) -> None
 
     setting: Any = config.persistent_cache_enable_xla_caches
     usual = setting.value
-    with caching(Cache(tmp_path, KEY)):
+    with cache_context(Cache(tmp_path, KEY)):
         assert setting.value == usual
     tmp_path.chmod(0o777)
-    with caching(Cache(tmp_path, KEY)):
+    with cache_context(Cache(tmp_path, KEY)):
         assert setting.value == "none"
     tmp_path.chmod(0o700)
     assert setting.value == usual

@@ -14,7 +14,7 @@ from sbp.runtime.call.arguments import (
     check_leaf,
     check_static,
     is_weak,
-    seen,
+    leaves_key,
     struct,
 )
 
@@ -61,7 +61,7 @@ def test_leaves_are_what_jit_sees(name: str) -> None:
 def test_what_is_seen_alike_is_alike() -> None:
     """The quick look at leaves tells apart all that the slow one does, and passes on what it must look at."""
     leaves = [leaf for leaf, *_ in ABSTRACT.values() if not isinstance(leaf, jax.ShapeDtypeStruct)]
-    looked = [seen([leaf]) for leaf in leaves]
+    looked = [leaves_key([leaf]) for leaf in leaves]
     assert None not in looked
     for a, b in itertools.combinations(range(len(leaves)), 2):
         assert looked[a] != looked[b] or abstract(leaves[a]) == abstract(leaves[b])
@@ -79,12 +79,12 @@ LOOKED_AT: dict[str, Any] = {
 
 @pytest.mark.parametrize("leaf", LOOKED_AT.values(), ids=LOOKED_AT)
 def test_what_must_be_looked_at(leaf: Any) -> None:
-    assert seen([jnp.ones(2), leaf]) is None
+    assert leaves_key([jnp.ones(2), leaf]) is None
 
 
 def test_a_traced_value_must_be_looked_at() -> None:
     found = []
-    jax.make_jaxpr(lambda x: found.append(seen([x])))(1.0)
+    jax.make_jaxpr(lambda x: found.append(leaves_key([x])))(1.0)
     assert found == [None]
 
 

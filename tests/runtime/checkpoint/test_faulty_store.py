@@ -128,7 +128,7 @@ def test_nothing_is_lost_where_listings_come_late_and_all_is_slow(
         history.reopen()
         for step, serial in history.counted.items():
             assert serial_of(history.runs, step) == serial
-        assert history.runs.abandoned == [2, 3]
+        assert history.runs.abandoned_steps == [2, 3]
         history.runs.close()
 
 
@@ -169,7 +169,7 @@ def test_the_library_does_not_wait_for_what_will_not_come(bucket: str, tmp_path:
         weather.failing = 1.0
         for action in (
             lambda: runs.steps,
-            lambda: runs.abandoned,
+            lambda: runs.abandoned_steps,
             lambda: runs.extra(),
             lambda: runs.restore(state_of(0)),
             lambda: runs.save(state_of(2), 2),
@@ -198,7 +198,7 @@ def test_a_sweep_that_is_told_of_no_manifest_deletes_no_arrays_of_one(
         )
         steps.sweep(runs.path)
         monkeypatch.undo()
-        assert sorted(tmp_path.rglob("*")) == before and runs.abandoned == [3]
+        assert sorted(tmp_path.rglob("*")) == before and runs.abandoned_steps == [3]
 
 
 def test_the_last_lease_is_found_where_the_newest_are_not_listed(

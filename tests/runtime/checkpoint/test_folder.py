@@ -116,11 +116,11 @@ def test_going_back_sets_aside_what_is_newer(tmp_path: Path, caplog: pytest.LogC
         with caplog.at_level(logging.WARNING, "sbp"):
             saved(runs, 110)
         assert "steps 200, 300 set aside" in caplog.text
-        assert runs.steps == [100, 110] and runs.abandoned == [200, 300]
+        assert runs.steps == [100, 110] and runs.abandoned_steps == [200, 300]
         saved(runs, 120, 130)
         assert runs.steps == [110, 120, 130] and value_of(runs) == 130
         saved(runs, 200)  # the same number on the new branch
-        assert value_of(runs) == 200 and runs.abandoned == [200, 300]
+        assert value_of(runs) == 200 and runs.abandoned_steps == [200, 300]
         with pytest.raises(CheckpointError, match="was set aside when training went on from an older step"):
             runs.restore(state_of(0), 300)
     with Checkpoints(tmp_path) as again:
@@ -132,9 +132,9 @@ def test_a_run_from_the_beginning_sets_aside_what_is_newer(tmp_path: Path) -> No
         saved(runs, 10, 20)
     with Checkpoints(tmp_path) as again:
         saved(again, 5)
-        assert again.steps == [5] and again.abandoned == [10, 20]
+        assert again.steps == [5] and again.abandoned_steps == [10, 20]
         saved(again, 6, 7, 8)
-        assert again.steps == [6, 7, 8] and again.abandoned == [10, 20]
+        assert again.steps == [6, 7, 8] and again.abandoned_steps == [10, 20]
 
 
 def test_what_was_set_aside_is_bounded(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_what_was_set_aside_is_bounded(tmp_path: Path) -> None:
         for round_ in range(4):
             runs.restore(state_of(0), 1)
             saved(runs, 10 + round_)
-        assert runs.abandoned == [11, 12]
+        assert runs.abandoned_steps == [11, 12]
         left = sorted(p.name for p in tmp_path.glob("step_*"))
         assert left == [f"step_{s:08d}" for s in (1, 11, 12, 13)]
 
@@ -157,7 +157,7 @@ def test_nothing_is_set_aside_before_the_new_step_counts(tmp_path: Path) -> None
             runs.wait()
         assert runs.steps == [1, 2]
         saved(runs, 3)
-        assert runs.steps == [1, 3] and runs.abandoned == [2]
+        assert runs.steps == [1, 3] and runs.abandoned_steps == [2]
 
 
 def test_two_that_save_one_step_do_not_mix(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from sbp.errors import CheckpointError, DamagedCheckpointError
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
-from sbp.runtime.checkpoint.manifest import MANIFEST, LeafRecord, Manifest, decoded
+from sbp.runtime.checkpoint.manifest import MANIFEST, LeafRecord, Manifest, decode
 
 STATE = {"w": jnp.arange(4.0)}
 WHOLE = Manifest(
@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_it_comes_back() -> None:
-    assert decoded(Path("run"), 7, WHOLE.encoded()) == WHOLE
+    assert decode(Path("run"), 7, WHOLE.encode()) == WHOLE
 
 
 def edited(file: bytes, **changes: Any) -> bytes:
@@ -75,14 +75,14 @@ def test_an_edited_manifest_is_refused(edit: str, folder: Path) -> None:
 
 
 def test_any_changed_byte_is_seen() -> None:
-    data = WHOLE.encoded()
+    data = WHOLE.encode()
     rng = np.random.default_rng(0)
     for _ in range(300):
         changed = bytearray(data)
         for at in rng.integers(0, len(data), rng.integers(1, 4)):
             changed[at] = rng.integers(0, 256)
         try:
-            assert decoded(Path("run"), 7, bytes(changed)) == WHOLE
+            assert decode(Path("run"), 7, bytes(changed)) == WHOLE
         except CheckpointError:
             continue
 

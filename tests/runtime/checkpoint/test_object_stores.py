@@ -112,14 +112,14 @@ def test_a_run_with_pruning_going_back_and_what_is_not_its_own(
         saved(runs, 2, 4, 6)
         assert runs.steps == [4, 6] and value_of(runs, 4) == 4 and runs.extra(6) == {"step": 6}
         saved(runs, 5)
-        assert runs.steps == [4, 5] and runs.abandoned == [6]
+        assert runs.steps == [4, 5] and runs.abandoned_steps == [6]
     assert "no exclusive creation" not in caplog.text
     with Checkpoints(url, keep=2) as again:
         saved(again, 7)
         assert again.steps == [5, 7] and value_of(again) == 7
         again.restore(state_of(0), 5)
         saved(again, 8)
-        assert again.abandoned == [6, 7]
+        assert again.abandoned_steps == [6, 7]
     left = keys(url)
     assert foreign <= left and files.read(beside) == b"beside"
     assert {x.split("/")[0] for x in left if x.startswith("step_0")} == {

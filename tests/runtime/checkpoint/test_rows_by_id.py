@@ -251,11 +251,11 @@ def joined(counts: Sequence[int]) -> Any:
     """What was a stack each, with a number each, is one stack now."""
     old, new = four(MIXED), four("rows")
     change = Restacking(like(new, None), new.row_maps, old.row_maps, {})
-    olds = jax.tree.map(lambda _: 7, change.saved())
+    olds = jax.tree.map(lambda _: 7, change.saved_state())
     for name, count in zip(old.stacks, counts, strict=True):
         first, *rest = olds["state"][name]
         olds["state"][name] = (first._replace(count=count), *rest)
-    return change.joined(olds, (), lambda *_: None)
+    return change.join(olds, (), lambda *_: None)
 
 
 (ONE,), (FIRST, SECOND, THIRD) = four("rows").stacks, four(MIXED).stacks

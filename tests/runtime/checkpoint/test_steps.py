@@ -92,7 +92,7 @@ def test_what_was_set_aside_keeps_its_order_after_damage(tmp_path: Path) -> None
         value_of(runs, 1)
         runs.keep = 1
         saved(runs, 5)
-    assert runs.steps == [5] and runs.abandoned == [4]
+    assert runs.steps == [5] and runs.abandoned_steps == [4]
 
 
 def test_a_folder_that_cannot_be_read_numbers_nothing(
@@ -147,7 +147,7 @@ def test_who_is_killed_while_it_deletes_leaves_the_mark(
             except Killed:
                 is_killed = True
         steps.sweep(files.folder_path(folder))
-        there = steps.finished(files.folder_path(folder))
+        there = steps.finished_steps(files.folder_path(folder))
         assert there == [2] or (there == [1, 2] and is_killed), moment
         assert (folder / "step_00000001").exists() == (1 in there), moment
         assert value_of(Checkpoints(folder)) == 2

@@ -172,10 +172,10 @@ def test_a_save_that_fails_sets_nothing_aside(
             failing(patch, name, places[name])
             with pytest.raises(CheckpointError, match="Input/output error"):
                 saved(runs, 10)
-        assert runs.steps == [1, 2, 3] and runs.abandoned == []
+        assert runs.steps == [1, 2, 3] and runs.abandoned_steps == []
         assert [value_of(runs, s) for s in (2, 3, 1)] == [2, 3, 1]
         saved(runs, 10)
-        assert runs.steps == [1, 10] and runs.abandoned == [2, 3]
+        assert runs.steps == [1, 10] and runs.abandoned_steps == [2, 3]
 
 
 def test_arrays_that_were_not_merged_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ def test_a_step_counts_though_others_could_not_be_deleted(
         assert "step 2 was saved, but older ones could not be deleted: OSError" in caplog.text
         assert runs.steps == [1, 2]
         saved(runs, 3)
-        assert runs.steps == [3] and runs.abandoned == []
+        assert runs.steps == [3] and runs.abandoned_steps == []
 
 
 def test_who_has_lost_the_folder_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,4 +268,4 @@ def test_who_has_lost_the_folder_is_told_at_once(tmp_path: Path, monkeypatch: py
             patch.setattr(files, "rename", renamed)
             with pytest.raises(LeaseError, match="taken over by another one"):
                 saved(runs, 10)
-        assert runs.steps == [1, 2] and runs.abandoned == [3]
+        assert runs.steps == [1, 2] and runs.abandoned_steps == [3]

@@ -11,7 +11,7 @@ import pytest
 import sbp
 from sbp.__main__ import main
 from sbp.runtime.compile import search_progress
-from sbp.runtime.compile.search_progress import searching
+from sbp.runtime.compile.search_progress import search_line
 from tests.terminals import terminal
 
 X = np.ones((64, 64), np.float32)
@@ -23,7 +23,7 @@ def text(seen: list[bytes]) -> str:
 
 def test_the_line_of_a_long_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_progress, "DELAY_SECONDS", 0.05)
-    with terminal(monkeypatch, "stderr") as seen, searching("planning [f]") as tell:
+    with terminal(monkeypatch, "stderr") as seen, search_line("planning [f]") as tell:
         assert tell is not None
         time.sleep(0.4)
         tell(np.inf, -np.inf)
@@ -37,7 +37,7 @@ def test_the_line_of_a_long_search(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_short_one_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before = threading.active_count()
     with terminal(monkeypatch, "stderr") as seen:
-        with searching("planning f") as tell:
+        with search_line("planning f") as tell:
             assert tell is not None
         sbp.compile(lambda x: x @ x, sbp.placement("h100", shape=(8,))).plan(X)
     assert text(seen) == "" and threading.active_count() <= before
@@ -45,10 +45,10 @@ def test_a_short_one_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_who_wants_none_and_who_has_no_terminal_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_progress, "DELAY_SECONDS", 0.0)
-    with searching("planning f") as tell:
+    with search_line("planning f") as tell:
         assert tell is None
     with terminal(monkeypatch, "stderr") as seen:
-        with searching("planning f", wanted=False) as tell:
+        with search_line("planning f", wanted=False) as tell:
             assert tell is None
         quiet = sbp.Options(progress=False)
         sbp.compile(lambda x: x @ x, sbp.placement("h100", shape=(8,)), options=quiet).plan(X)

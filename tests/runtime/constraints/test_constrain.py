@@ -90,7 +90,7 @@ def sliced(module: Module, computation: Computation, name: str) -> Iterator[bool
         if user.opcode in ("get-tuple-element", "bitcast", "copy", "convert", "reshape"):
             yield from sliced(module, computation, user.name)
         elif user.opcode == "fusion":
-            inner = module.computations[user.called("calls")[0]]
+            inner = module.computations[user.called_computations("calls")[0]]
             at = user.operands.index(name)
             for p in inner.instructions.values():
                 if p.opcode == "parameter" and p.arguments == [str(at)]:

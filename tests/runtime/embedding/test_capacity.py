@@ -167,13 +167,11 @@ def test_looking_at_rounds_costs_no_collective() -> None:
     assert isinstance(built, CompiledProgram)
     counting = built.counting
     assert isinstance(counting, KeyCounts) and counting.watches
-    plain, counted = (
-        read_compiled(built.jitted(LINE.mesh, c).lower(*args).compile()) for c in (None, counting)
-    )
+    plain, counted = (read_compiled(built.jit(LINE.mesh, c).lower(*args).compile()) for c in (None, counting))
     assert plain.by_kind() == counted.by_kind()
     waits = NonCallableMock(is_ready=lambda: False, is_fully_addressable=True)
     counting.add(waits)
-    assert counting.waiting is waits and counting.crowded() == [] and counting.waiting is waits
+    assert counting.waiting is waits and counting.crowded_exchanges() == [] and counting.waiting is waits
     program(*args)
     assert counting.pending == []
 
@@ -246,6 +244,6 @@ def test_processes_conclude_before_the_same_call(monkeypatch: pytest.MonkeyPatch
     counting.add(away)
     assert counting.waiting is away
     for _ in range(FIRST_CALLS, EVERY - 1):
-        assert counting.crowded() == [] and counting.waiting is away
+        assert counting.crowded_exchanges() == [] and counting.waiting is away
         counting.add(away)
-    assert counting.crowded() == [] and counting.waiting is None
+    assert counting.crowded_exchanges() == [] and counting.waiting is None

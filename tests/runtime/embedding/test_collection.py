@@ -87,7 +87,7 @@ def reference(c: Collection, tables: Any, given: Any) -> dict[str, np.ndarray]:
     out = {}
     for f in c.features:
         padded = given[f.name]
-        padded = padded.padded(4) if isinstance(padded, Bags) else padded
+        padded = padded.pad(4) if isinstance(padded, Bags) else padded
         padded = padded if isinstance(padded, PaddedBags) else PaddedBags(padded)
         ids = np.asarray(padded.ids).reshape(BATCH, -1)
         weights = np.ones(ids.shape) if padded.weights is None else padded.weights

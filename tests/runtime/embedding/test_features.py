@@ -198,7 +198,7 @@ MESSAGES: Messages = {
         "weights shaped as the ids",
     ),
     "too hot": (
-        lambda: Bags.from_lists(LISTS).padded(2, feature="colour"),
+        lambda: Bags.from_lists(LISTS).pad(2, feature="colour"),
         EmbeddingError,
         "feature 'colour', bag 2",
         "3 ids",
@@ -303,14 +303,14 @@ def test_pooling(weights: Any) -> None:
     flat = Bags.from_lists(LISTS, weights, capacity=9)
     flat = Bags(flat.values.copy(), flat.offsets, flat.weights)
     flat.values[6:] = 99  # padding is anything
-    for combiner, both in pooled(TABLE, flat, flat.padded(4)).items():
+    for combiner, both in pooled(TABLE, flat, flat.pad(4)).items():
         for got in both:
             np.testing.assert_allclose(got, reference(LISTS, weights, combiner), rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_are_finite_and_right() -> None:
     flat = Bags.from_lists(LISTS, WEIGHTS, capacity=9)
-    padded = flat.padded(3)
+    padded = flat.pad(3)
     direction = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
 
     def loss(table: Any, weights: Any) -> Any:
@@ -357,12 +357,12 @@ def test_builders_agree() -> None:
 
 def test_padded_layout() -> None:
     flat = Bags.from_lists(LISTS, WEIGHTS)
-    padded = flat.padded(3)
+    padded = flat.pad(3)
     np.testing.assert_array_equal(padded.ids, [[3, 1, -1], [-1, -1, -1], [2, 2, 0], [4, -1, -1]])
     np.testing.assert_array_equal(padded.weights, [[0.5, 2, 0], [0, 0, 0], [1, -1, 3], [0, 0, 0]])
-    np.testing.assert_array_equal(flat.padded(1, truncate=True).ids, [[3], [-1], [2], [4]])
-    assert Bags.from_lists([[], []]).padded(2).ids.tolist() == [[-1, -1]] * 2
-    assert Bags.from_lists([]).padded(2).ids.shape == (0, 2)
+    np.testing.assert_array_equal(flat.pad(1, truncate=True).ids, [[3], [-1], [2], [4]])
+    assert Bags.from_lists([[], []]).pad(2).ids.tolist() == [[-1, -1]] * 2
+    assert Bags.from_lists([]).pad(2).ids.shape == (0, 2)
 
 
 def test_keyed_bags_are_the_bags_of_each_feature() -> None:
@@ -374,8 +374,8 @@ def test_keyed_bags_are_the_bags_of_each_feature() -> None:
     again = jax.tree.unflatten(jax.tree.structure(keyed), jax.tree.leaves(keyed))
     assert again.names == ("a", "b")
     for name, lists in (("a", LISTS), ("b", other)):
-        wanted = Bags.from_lists(lists).padded(3).ids
-        np.testing.assert_array_equal(keyed.padded({"a": 3, "b": 3})[name].ids, wanted)
+        wanted = Bags.from_lists(lists).pad(3).ids
+        np.testing.assert_array_equal(keyed.pad({"a": 3, "b": 3})[name].ids, wanted)
         one = keyed[name]
         got = jax.jit(lambda table, bags: pool(table[bags.values], bags, "sum"))(TABLE, one)
         np.testing.assert_allclose(got, reference(lists, None, "sum"), rtol=1e-5, atol=1e-6)
@@ -384,7 +384,7 @@ def test_keyed_bags_are_the_bags_of_each_feature() -> None:
 def test_keyed_weights() -> None:
     one = Bags.from_lists(LISTS, WEIGHTS)
     keyed = KeyedBags.from_bags({"a": one, "b": one})
-    np.testing.assert_array_equal(keyed.padded(3)["b"].weights, one.padded(3).weights)
+    np.testing.assert_array_equal(keyed.pad(3)["b"].weights, one.pad(3).weights)
 
 
 def test_a_second_problem_is_not_hidden_by_padding() -> None:

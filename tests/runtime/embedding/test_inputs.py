@@ -124,7 +124,7 @@ MESSAGES: Messages = {
         "ragged Bags",
         "bags of fixed hotness",
         "TableWise(groups=2) pools on the device of the table, where all bags have one shape",
-        "Bags.padded(max_hotness), or placement=RowWise()",
+        "Bags.pad(max_hotness), or placement=RowWise()",
     ),
     "check: id": (
         lambda: one().check({"f": [[1, 10], [-2, 0]]}),

@@ -10,7 +10,7 @@ import pytest
 from sbp import B, S, placement
 from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.collection import Collection
-from sbp.runtime.embedding.groups import packed
+from sbp.runtime.embedding.groups import pack_tables
 from sbp.runtime.embedding.row_map import linear_spread, spread_over
 from sbp.runtime.embedding.tables import (
     ColumnWise,
@@ -231,10 +231,10 @@ def test_strides_are_spread_over_all_owners(devices: int) -> None:
 
 def test_tables_are_packed_evenly() -> None:
     rows = [7, 100, 3, 50, 60, 90, 1]
-    groups = packed(rows, 3)
+    groups = pack_tables(rows, 3)
     assert sorted(i for group in groups for i in group) == list(range(7))
     assert max(sum(rows[i] for i in group) for group in groups) <= 110
-    assert packed([4], 2) == ((0,), ())
+    assert pack_tables([4], 2) == ((0,), ())
 
 
 def test_what_is_stacked_together() -> None:

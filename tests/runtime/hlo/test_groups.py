@@ -2,7 +2,7 @@
 
 import pytest
 
-from sbp.runtime.hlo.groups import connected, groups_of, moves_of
+from sbp.runtime.hlo.groups import connected_groups, groups_of, moves_of
 from sbp.runtime.hlo.parser import HloTextError, Instruction, parse
 
 ROWS, COLUMNS = ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 4), (1, 5), (2, 6), (3, 7))
@@ -74,4 +74,4 @@ def test_moves_of_permutes_and_sends() -> None:
 
 
 def test_pairs_connect_devices() -> None:
-    assert sorted(connected([(0, 1), (2, 1), (5, 4), (7, 7)])) == [(0, 1, 2), (4, 5), (7,)]
+    assert sorted(connected_groups([(0, 1), (2, 1), (5, 4), (7, 7)])) == [(0, 1, 2), (4, 5), (7,)]

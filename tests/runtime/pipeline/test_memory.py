@@ -57,8 +57,8 @@ def test_nothing_of_a_micro_batch_is_left_after_the_loop() -> None:
     built, leaves = machines(4)
     executor = built.executor
     stores = executor.begin(built.arguments(leaves))
-    executor.driven(stores, None)
-    assert [store.kept for store in stores] == [[], []]
+    executor.run_with_driver(stores, None)
+    assert [store.microbatch_arrays for store in stores] == [[], []]
     assert all(at == OUTSIDE for store in stores for _, at in store.arrays)
 
 

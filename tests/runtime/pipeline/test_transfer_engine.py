@@ -18,7 +18,7 @@ from sbp.runtime.pipeline.transfer_engine import (
     TransferEngine,
     compiled_transfer,
 )
-from sbp.runtime.saved.pack import Programs, packed, unpacked
+from sbp.runtime.saved.pack import Programs, pack, unpack
 from tests.runtime.program.starting import COMPILED, counted
 
 FIRST, SECOND = sbp.placement("cpu", shape=(2, 4), axes=("stage", "data")).split("stage")
@@ -61,11 +61,11 @@ def test_what_comes_is_what_was_sent(name: str) -> None:
 def test_a_way_that_was_saved_compiles_nothing(name: str) -> None:
     x, transfer, _ = sent(name)
     engine = TransferEngine()
-    engine.compiled(transfer)
+    engine.compile(transfer)
     keys = {id(p): engine.executables.used[id(p)] for p, _ in engine.known[transfer].programs}
     serial = {key: engine.executables.known[key].serial for key in keys.values()}
     names = {id(p): (keys[id(p)], tuple(d.id for d in at)) for p, at in engine.known[transfer].programs}
-    loaded = unpacked(packed(engine, Programs(serial, names)), jax.devices())
+    loaded = unpack(pack(engine, Programs(serial, names)), jax.devices())
     assert (
         isinstance(loaded.known[transfer], CompiledTransfer)
         and loaded.known[transfer] is not engine.known[transfer]

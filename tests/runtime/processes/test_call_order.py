@@ -14,8 +14,8 @@ import pytest
 from sbp.runtime.execute.program_check import needs_all
 from sbp.runtime.processes import call_order
 from sbp.runtime.processes.calls import Calls
-from sbp.runtime.processes.flight_recorder import RECENT, SharedProgram, history_of, left
-from sbp.runtime.processes.launch import parted
+from sbp.runtime.processes.flight_recorder import RECENT, SharedProgram, history_of, recorded_calls
+from sbp.runtime.processes.launch import call_difference
 from sbp.runtime.processes.straggler_log import StragglerLog
 
 STEP = SharedProgram("0" * 15 + "1", ("step", "batch: float32[16, 64]"))
@@ -53,10 +53,10 @@ def called(*programs: SharedProgram) -> Calls:
 def heard(kv_store: Dict, *others: Calls) -> str:
     """What process 1 says when it looks, and when the runtime has raised."""
     first, mine = others
-    call_order.parted(kv_store, 0, first)
-    found = call_order.parted(kv_store, 1, mine)
+    call_order.publish_and_compare(kv_store, 0, first)
+    found = call_order.publish_and_compare(kv_store, 1, mine)
     error = jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllReduce failed")
-    again = call_order.explained(error, kv_store, 1, 2, mine)
+    again = call_order.explain_error(error, kv_store, 1, 2, mine)
     assert str(found) == str(again)
     return str(found).splitlines()[0] if found else ""
 
@@ -68,7 +68,7 @@ def test_who_calls_another_program_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     problem = heard(kv_store, more, called(*[STEP] * 500, EVALUATE, STEP))
     assert problem == "call 501 of process 1, evaluate(batch: float32[16, 64])"
     assert "step(batch: float32[13, 64]) in process 0" in str(
-        call_order.parted(kv_store, 1, called(*[STEP] * 501))
+        call_order.publish_and_compare(kv_store, 1, called(*[STEP] * 501))
     )
 
 
@@ -81,33 +81,35 @@ def test_who_is_slow_is_let_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_other_errors_are_let_alone() -> None:
     kv_store = Dict()
-    call_order.parted(kv_store, 0, called(LAST))
-    assert call_order.explained(ValueError("other"), kv_store, 1, 2, called(STEP)) is None
-    assert call_order.explained(jax.errors.JaxRuntimeError("gloo"), kv_store, 1, 2, called(STEP)) is not None
+    call_order.publish_and_compare(kv_store, 0, called(LAST))
+    assert call_order.explain_error(ValueError("other"), kv_store, 1, 2, called(STEP)) is None
+    assert (
+        call_order.explain_error(jax.errors.JaxRuntimeError("gloo"), kv_store, 1, 2, called(STEP)) is not None
+    )
 
 
 def test_process_0_hears_of_all_when_it_asks() -> None:
     kv_store = Dict()
     called(STEP).say(kv_store, 1)
     called(LAST).say(kv_store, 2)
-    found = call_order.explained(jax.errors.JaxRuntimeError("gloo"), kv_store, 0, 3, called(STEP))
+    found = call_order.explain_error(jax.errors.JaxRuntimeError("gloo"), kv_store, 0, 3, called(STEP))
     assert "step(batch: float32[13, 64]) in process 2" in str(found)
 
 
 def test_what_was_forgotten_is_no_other_call() -> None:
     """The first of the calls that both remember is the same; those before it were not."""
     kv_store, later = Dict(), [STEP] * (RECENT + 1)
-    call_order.parted(kv_store, 0, called(LAST, *later))
+    call_order.publish_and_compare(kv_store, 0, called(LAST, *later))
     assert "other calls before it in process 0" in str(
-        call_order.parted(kv_store, 1, called(EVALUATE, *later))
+        call_order.publish_and_compare(kv_store, 1, called(EVALUATE, *later))
     )
 
 
 def test_who_ends_without_a_call_that_others_make_is_named() -> None:
     kv_store = Dict()
     assert call_order.at_the_end(kv_store, 1, called(STEP)) is None
-    assert call_order.parted(kv_store, 0, called(STEP)) is None
-    found = str(call_order.parted(kv_store, 0, called(STEP, STEP)))
+    assert call_order.publish_and_compare(kv_store, 0, called(STEP)) is None
+    found = str(call_order.publish_and_compare(kv_store, 0, called(STEP, STEP)))
     assert found.startswith("call 2 of process 0") and "process 1 has come to its end after 1 calls" in found
 
 
@@ -122,19 +124,19 @@ def test_at_the_end_all_have_made_the_same_calls() -> None:
 
 
 def test_a_launcher_reads_what_is_left(tmp_path: Path) -> None:
-    assert parted(tmp_path, 2) is None
+    assert call_difference(tmp_path, 2) is None
     for i, programs in enumerate([(STEP, LAST), (STEP,), (STEP, EVALUATE)]):
         calls = Calls()
         calls.keep_in(tmp_path, i)
         for p in programs:
             calls.begins(p)
-    assert left(tmp_path, 2)[0] == history_of(calls.ring) and calls.history.count == 2
-    assert parted(tmp_path, 2) is None
-    problem = parted(tmp_path, 3)
+    assert recorded_calls(tmp_path, 2)[0] == history_of(calls.ring) and calls.history.count == 2
+    assert call_difference(tmp_path, 2) is None
+    problem = call_difference(tmp_path, 3)
     assert problem is not None and problem.where == "call 2 of process 0, step(batch: float32[13, 64])"
     assert problem.got == "evaluate(batch: float32[16, 64]) in process 2"
     (tmp_path / "words2").write_text('{"half')
-    problem = parted(tmp_path, 3)
+    problem = call_difference(tmp_path, 3)
     assert problem is not None and problem.got == "another program in process 2"
 
 

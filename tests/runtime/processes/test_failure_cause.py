@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from sbp.runtime.processes.failure_cause import FOLLOWS, Death, TraceFold, blamed, left_out
+from sbp.runtime.processes.failure_cause import FOLLOWS, Death, TraceFold, first_cause, left_out
 
 ABORTED = -signal.SIGABRT
 
@@ -72,7 +72,7 @@ ORDERS: dict[str, tuple[list[Death], str]] = {
 def test_the_culprit_is_named_in_whatever_order_they_end(name: str) -> None:
     deaths, said = ORDERS[name]
     for order in itertools.permutations(deaths):
-        assert blamed(order).text(len(deaths)) == said
+        assert first_cause(order).text(len(deaths)) == said
 
 
 LOST = """\
@@ -110,7 +110,7 @@ terminate called after throwing an instance of 'gloo::EnforceNotMet'
 
 def test_pages_of_the_runtime_are_held_back_and_read() -> None:
     fold = TraceFold()
-    shown = [line for line in (OWN + LOST + OWN).splitlines(keepends=True) if fold.shown(line)]
+    shown = [line for line in (OWN + LOST + OWN).splitlines(keepends=True) if fold.shows(line)]
     assert "".join(shown) == OWN + OWN
     assert fold.has_lost_others and fold.unheard == {1, 12}
     assert len(fold.kept) == len(LOST.splitlines())
@@ -121,7 +121,7 @@ def test_pages_of_the_runtime_are_held_back_and_read() -> None:
 def test_lines_of_the_user_between_pages_are_shown() -> None:
     fold, lines = TraceFold(), LOST.splitlines(keepends=True)
     shown = [
-        line for pair in zip(lines, ["mine\n"] * len(lines), strict=True) for line in pair if fold.shown(line)
+        line for pair in zip(lines, ["mine\n"] * len(lines), strict=True) for line in pair if fold.shows(line)
     ]
     assert shown.count("mine\n") == len(lines)
     assert not any("absl::" in line or "Polled" in line for line in shown)

@@ -21,7 +21,7 @@ class Asked:
         self.asked: list[list[str]] = []
         self.found = {key[1:]: two for key, two in found.items()}
 
-    def differing(self, name: str, mine: dict[str, str]) -> dict[str, tuple[int, int]]:
+    def differing_keys(self, name: str, mine: dict[str, str]) -> dict[str, tuple[int, int]]:
         self.asked.append(sorted(mine))
         return self.found
 

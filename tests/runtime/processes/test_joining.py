@@ -13,16 +13,16 @@ import jax
 import pytest
 
 from sbp.runtime.processes import initialize
-from sbp.runtime.processes.call_order import explained
-from sbp.runtime.processes.initialize import HostRoute, joining, missing, own_address
+from sbp.runtime.processes.call_order import explain_error
+from sbp.runtime.processes.initialize import HostRoute, join_watch, missing_processes, own_address
 from sbp.runtime.processes.liveness import ENDED, QUIET_LOOKS, LivenessWatch
 from tests.runtime.processes.test_call_order import LAST, STEP, Dict, called
 from tests.runtime.processes.test_two_processes import ROOT
 
 WAITS = """
 import sys, time
-from sbp.runtime.processes.initialize import joining
-with joining(lambda: (int(sys.argv[1]), 2, sys.argv[2]), most_seconds=1.5, said_again_seconds=0.4):
+from sbp.runtime.processes.initialize import join_watch
+with join_watch(lambda: (int(sys.argv[1]), 2, sys.argv[2]), most_seconds=1.5, said_again_seconds=0.4):
     time.sleep(60)
 """
 
@@ -44,7 +44,7 @@ def test_who_does_not_reach_process_0_says_so_and_ends() -> None:
 
 
 def test_a_name_that_nobody_knows_is_said() -> None:
-    said = missing(2, 4, "no-such-host.invalid:1234", 30.0)
+    said = missing_processes(2, 4, "no-such-host.invalid:1234", 30.0)
     assert said.where == "process 2, joining process 0 at no-such-host.invalid:1234"
     assert said.got.endswith(", for 30 s") and "refused" not in said.got
 
@@ -58,12 +58,12 @@ def test_who_waits_for_others_says_so_and_ends() -> None:
 
 def test_where_process_0_answers_it_is_others_that_are_missing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        said = missing(1, 3, f"127.0.0.1:{server.getsockname()[1]}", 60.0)
+        said = missing_processes(1, 3, f"127.0.0.1:{server.getsockname()[1]}", 60.0)
     assert said.got == "not all of them have joined in 60 s"
 
 
 def test_who_has_joined_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    with joining(lambda: (1, 2, "127.0.0.1:1"), said_again_seconds=0.05):
+    with join_watch(lambda: (1, 2, "127.0.0.1:1"), said_again_seconds=0.05):
         pass
     assert not [t for t in threading.enumerate() if t.name == "sbp joining" and t.join(2.0)]
     assert not caplog.messages
@@ -154,4 +154,6 @@ def test_an_error_of_a_program_that_runs_at_once_is_explained_too() -> None:
     kv_store: Any = Dict()
     called(LAST).say(kv_store, 0)
     error = ValueError("UNKNOWN: Gloo all-reduce failed: received data size doesn't match")
-    assert "step(batch: float32[13, 64]) in process 0" in str(explained(error, kv_store, 1, 2, called(STEP)))
+    assert "step(batch: float32[13, 64]) in process 0" in str(
+        explain_error(error, kv_store, 1, 2, called(STEP))
+    )

@@ -64,7 +64,7 @@ def recommender() -> Made:
         OPTIMIZERS["adagrad"].make(0.1),
         optax.adam(0.01),
     )
-    batch = Teacher.planted(sizes, dense=dense, seed=1).batch(clicks, 0)
+    batch = Teacher.plant(sizes, dense=dense, seed=1).batch(clicks, 0)
     batch = replace(batch, keys=np.asarray(batch.keys).astype(np.int32))
     params = learner.init(jax.random.key(0))
     placement = sbp.placement("cpu", shape=(4,))

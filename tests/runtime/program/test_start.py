@@ -17,7 +17,7 @@ import pytest
 
 import sbp
 from sbp.runtime.cache.cache_folder import COMPILED as SUFFIX
-from sbp.runtime.cache.cache_folder import CacheFolder, CompiledFolder, caching, host_cpu
+from sbp.runtime.cache.cache_folder import CacheFolder, CompiledFolder, cache_context, host_cpu
 from tests.runtime.program import starting
 from tests.runtime.program.starting import BATCH, COMPILED, FOUND, counted
 
@@ -127,6 +127,6 @@ def test_the_users_own_setting_goes_first(own_cache: Path, tmp_path: Path) -> No
 
 
 def test_nothing_is_kept_unasked() -> None:
-    with caching(None) as cache:
+    with cache_context(None) as cache:
         jax.jit(lambda x: x * 5).lower(1.0).compile()
-    assert cache.found is None and str(cache) == ""
+    assert cache.last_found is None and str(cache) == ""

@@ -162,6 +162,6 @@ def test_files_that_cannot_be_written_or_read(small: Path, tmp_path: Path, monke
     program = sbp.compile(lambda x: x * 2, sbp.placement("cpu", shape=(2,)))
     with pytest.raises(ExecutableError, match=r"(?s)save_executable.*Error: .*a file that can be written"):
         program.save_executable(tmp_path / "file" / "x", np.ones(4, np.float32))
-    monkeypatch.setattr("sbp.runtime.saved.save.serialised", lambda *_: None)
+    monkeypatch.setattr("sbp.runtime.saved.save.serialise", lambda *_: None)
     with pytest.raises(ExecutableError, match="a program that XLA cannot save on this backend"):
         program.save_executable(tmp_path / "x", np.ones(4, np.float32))

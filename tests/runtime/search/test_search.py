@@ -190,7 +190,7 @@ def test_more_stages_only_while_they_help(monkeypatch: pytest.MonkeyPatch) -> No
         seconds = 1.0 + {0: 5, 2: 3, 4: 4, 8: 1}[row.stages]
         return replace(row, plan=replace(plan, seconds=seconds, step_seconds=seconds))
 
-    monkeypatch.setattr(module._Run, "planned", slower)
+    monkeypatch.setattr(module._Run, "plan_row", slower)
     found = sbp.search(in_parts(4), 16, axes=2, stages=(2, 4, 8))(*PARTS_ARGS)
     assert set(planned) == {0, 2, 4}
     assert found.notes == ("more than 4 stages were not planned: fewer are faster",)

@@ -3,9 +3,9 @@
 import pytest
 
 import sbp
-from sbp.runtime.target.devices import missing
+from sbp.runtime.target.devices import missing_devices
 
-LACKING = missing(sbp.placement("h100", shape=(8,)))
+LACKING = missing_devices(sbp.placement("h100", shape=(8,)))
 needs_plugin = pytest.mark.skipif(
     LACKING is not None, reason=f"{LACKING.got}: {LACKING.fix}" if LACKING is not None else ""
 )

@@ -34,7 +34,7 @@ def test_one_kernel_each_way_and_no_scores(dim: int) -> None:
     found, statistics = report(dim, "cudnn"), 4 * 16 * 16 * 2048 / 8
     assert found.simulation is not None
     assert found.simulation.unknown_kernels == ()
-    assert found.unexplained == ()
+    assert found.unexplained_differences == ()
     # What cuDNN asks for where it runs is in the plan alone: it is not here to be asked.
     workspace = 4 * QUERY.size / 8 + statistics
     assert found.memory is not None

@@ -28,7 +28,7 @@ from sbp.runtime.hlo.trip_counts import trip_count
 from sbp.runtime.profile.step_breakdown import GPU_OPTIONS
 from sbp.runtime.profile.trace import STEP, traced_steps
 from sbp.runtime.profile.trace_alignment import MARK, ProgramReader, measured_step
-from sbp.runtime.target.comparison import compared
+from sbp.runtime.target.comparison import compare
 from sbp.runtime.target.devices import absent_mesh
 from tests.runtime.profile.test_trace import Space, op
 from tests.runtime.target.plugin import needs_plugin
@@ -48,12 +48,12 @@ def executed(module: Module, name: str) -> Iterator[tuple[str, Instruction]]:
         if x.opcode in NOTHING or x.opcode.endswith(("-done", "-update")):
             continue
         if x.opcode == "while":
-            (body,) = x.called("body")
+            (body,) = x.called_computations("body")
             for _ in range(trip_count(module.computations, computation, x) or 1):
                 yield x.name, x  # the condition, copied to the host
                 yield from executed(module, body)
         elif x.opcode in ("call", "conditional"):
-            for called in x.called("to_apply", "branch_computations")[:1]:
+            for called in x.called_computations("to_apply", "branch_computations")[:1]:
                 yield from executed(module, called)
         else:
             yield x.name, x
@@ -62,7 +62,7 @@ def executed(module: Module, name: str) -> Iterator[tuple[str, Instruction]]:
 def is_sent(module: Module, x: Instruction) -> bool:
     """Whether a collective's kernel runs for it, on a stream of its own."""
     if x.opcode == "async-start":
-        (called,) = x.called("calls")
+        (called,) = x.called_computations("calls")
         inner = module.computations[called]
         return inner.instructions[inner.root].opcode in COLLECTIVES
     return x.opcode.removesuffix("-start") in COLLECTIVES
@@ -120,14 +120,14 @@ def test_every_kernel_has_its_place(name: str) -> None:
     plan, mesh = built.plan, absent_mesh(placement)
     marks = {id(step): f"{MARK}{k}" for k, (step, _) in enumerate(built.plan.physical.walk())}
     # As runtime/profile/step_breakdown.py compiles what is profiled, for devices that are not here.
-    traced_program = built.jitted(mesh, built.counting, marks).trace(*abstract(built))
+    traced_program = built.jit(mesh, built.counting, marks).trace(*abstract(built))
     lowered = traced_program.lower(lowering_platforms=("cuda",))
     compiled = lowered.compile(compiler_options=dict(GPU_OPTIONS))
     module = parse(text_of(compiled))
     data = program_data(plan)
     assert data is not None
     reader = ProgramReader(module, [kernel_estimate(s) for s, _ in steps_by_number(data["steps"])])
-    beside = compared(plan, compiled, None, lambda: lowered.as_text(debug_info=True))
+    beside = compare(plan, compiled, None, lambda: lowered.as_text(debug_info=True))
     profile, kernels = traced(module, 8)
     steps = traced_steps(profile, module.header["name"], reader.readers)
     found = measured_step(steps, beside, reader, list(range(8)), "by a profile that is made up")

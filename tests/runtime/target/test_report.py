@@ -17,7 +17,7 @@ from sbp.runtime.report.contents import contents_text
 from sbp.runtime.report.program_contents import percent
 from sbp.runtime.report.report import ProgramReport, report_of, simulated_step
 from sbp.runtime.target.collective_sites import CompiledCollective
-from sbp.runtime.target.comparison import MemoryUse, compared
+from sbp.runtime.target.comparison import MemoryUse, compare
 
 GRID = sbp.placement("cpu", shape=(2, 4))
 
@@ -50,7 +50,7 @@ def report(program: sbp.Program) -> ProgramReport:  # type: ignore[type-arg]
 
 
 def test_every_row_has_its_instructions(report: ProgramReport) -> None:
-    assert report.collectives and report.unexplained == ()
+    assert report.collectives and report.unexplained_differences == ()
     assert abs(report.byte_error) < 1e-6
     named = {c.instruction for c in report.collectives}
     assert [r.row for r in report.rows] == [c.name for c in report.plan.collectives]
@@ -117,12 +117,12 @@ def test_what_is_not_as_planned(program: sbp.Program) -> None:  # type: ignore[t
     plan = program.plan(*ARGS)
     first, last = plan.collectives[0].name, plan.collectives[-1].name
     lost = re.sub(rf"sbp\.{last}\b", "elsewhere", text)
-    found = compared(plan, Made(lost), None, lambda: f"sbp.{last}/psum")
+    found = compare(plan, Made(lost), None, lambda: f"sbp.{last}/psum")
     fate = {r.row: r for r in found.rows}
     assert fate[last].removed and fate[last].explained and "XLA knows the value" in fate[last].remark
     nobody = [c for c in found.collectives if not c.rows]
-    assert len(nobody) == 1 and nobody[0].instruction in found.unexplained[0]
-    unread = compared(plan, Made(lost), None, lambda: "")
+    assert len(nobody) == 1 and nobody[0].instruction in found.unexplained_differences[0]
+    unread = compare(plan, Made(lost), None, lambda: "")
     assert {r.row: r for r in unread.rows}[last].remark == "removed: nothing reads it"
     cheaper = replace(
         plan,
@@ -130,8 +130,8 @@ def test_what_is_not_as_planned(program: sbp.Program) -> None:  # type: ignore[t
             replace(c, wire_bytes=c.wire_bytes / 2) if c.name == first else c for c in plan.collectives
         ),
     )
-    wrong = compared(cheaper, Made(text), None, lambda: "")
-    assert any(x.startswith(f"{first}: ") and "planned" in x for x in wrong.unexplained)
+    wrong = compare(cheaper, Made(text), None, lambda: "")
+    assert any(x.startswith(f"{first}: ") and "planned" in x for x in wrong.unexplained_differences)
     assert wrong.memory is None and wrong.fits
 
 
@@ -141,8 +141,8 @@ def test_what_is_sent_again_to_save_memory(program: sbp.Program) -> None:  # typ
     line = next(x for x in text.splitlines() if " all-reduce(" in x and "f32[" in x)
     (name,) = re.findall(r"(%[\w.-]+) = ", line)
     twice = text.replace(line, f"{line.replace('ROOT ', '')}\n{line.replace(name, name + '.remat')}")
-    found = compared(program.plan(*ARGS), Made(twice), None, lambda: "")
-    assert found.byte_error > 0.01 and not found.unexplained
+    found = compare(program.plan(*ARGS), Made(twice), None, lambda: "")
+    assert found.byte_error > 0.01 and not found.unexplained_differences
     remarks = [r.remark for r in found.rows if name[1:] in r.instructions]
     assert remarks and all("sends it again" in remark for remark in remarks)
 
@@ -158,7 +158,7 @@ def test_twins_are_sent_once(program: sbp.Program) -> None:  # type: ignore[type
     extra = replace(plan.collectives[0], name=f"row{len(plan.collectives)}")
     two = replace(plan, collectives=(*plan.collectives, extra), physical=replace(physical, steps=doubled))
     compiled = program.lower(*ARGS).compile()
-    found = compared(two, compiled, None, lambda: f"sbp.{extra.name}")
+    found = compare(two, compiled, None, lambda: f"sbp.{extra.name}")
     fate = found.rows[-1]
     assert fate.removed and fate.explained
     assert fate.remark == f"removed: equal to {plan.collectives[0].name}, which XLA sends once for both"
@@ -171,7 +171,7 @@ def test_a_type_that_xla_does_not_send() -> None:
     product = sbp.compile(jnp.matmul, line, in_sbp=([S(1)], [S(0)]), out_sbp=[B])
     x = jax.ShapeDtypeStruct((64, 64), "bfloat16")
     report = product.report(x, x)
-    assert report.byte_error == pytest.approx(1.0) and report.unexplained == ()
+    assert report.byte_error == pytest.approx(1.0) and report.unexplained_differences == ()
     (fate,) = report.rows
     assert fate.changed and fate.remark == "XLA sends f32 for bfloat16, and converts before or after"
     assert "sent otherwise" in str(report)
@@ -198,7 +198,7 @@ def test_equal_branches_share_their_code() -> None:
     report = sbp.compile(twice, line, in_sbp=([S(0)], [B]), out_sbp=[S(0)]).report(
         jax.ShapeDtypeStruct((4096, 256), "float32"), jax.ShapeDtypeStruct((), "bool")
     )
-    assert len(report.rows) == 2 and report.unexplained == ()
+    assert len(report.rows) == 2 and report.unexplained_differences == ()
     assert not any(r.removed for r in report.rows)
 
 

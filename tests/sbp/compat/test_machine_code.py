@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 LOOP = """
-from sbp.compat.machine_code import compiled
+from sbp.compat.machine_code import compile_loops
 from loops.numbers import SCALE
 from loops.{module} import Pair
 
 
-@compiled
+@compile_loops
 def difference(pair: Pair) -> float:
     return (pair.a - pair.b) * SCALE
 """

@@ -6,7 +6,7 @@ from importlib import resources
 import pytest
 
 from sbp.rates.chips import CHIPS
-from sbp.rates.tables import collective_curves, matmul_rates, rising
+from sbp.rates.tables import collective_curves, matmul_rates, rise_monotonically
 
 TABLES = {chip.tables for chip in CHIPS.values() if chip.tables}
 
@@ -38,8 +38,8 @@ def test_time_never_falls_with_size() -> None:
 
 
 def test_falls_are_merged() -> None:
-    assert rising([1, 2, 3]) == [1, 2, 3]
-    assert rising([5, 1, 1, 9]) == [1, 1, 1, 9]
+    assert rise_monotonically([1, 2, 3]) == [1, 2, 3]
+    assert rise_monotonically([5, 1, 1, 9]) == [1, 1, 1, 9]
 
 
 def test_the_files_and_their_source_are_package_data() -> None:

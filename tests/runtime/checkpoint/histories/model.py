@@ -42,7 +42,7 @@ class Content:
 
     @property
     def listed(self) -> tuple[Version, ...]:
-        """What `Checkpoints.abandoned` knows."""
+        """What `Checkpoints.abandoned_steps` knows."""
         return tuple(v for v in self.abandoned if v.harm != MANIFEST)
 
     def saving(

@@ -113,7 +113,7 @@ class Worker:
     def listed(self) -> list[list[int]]:
         """The steps, and those that were set aside."""
         assert self.runs is not None
-        return [self.runs.steps, self.runs.abandoned]
+        return [self.runs.steps, self.runs.abandoned_steps]
 
     def close(self) -> None:
         """Lets others have the folder."""

@@ -12,7 +12,7 @@ from sbp import embedding as em
 from sbp.errors import EmbeddingError
 from sbp.placement import placement
 from sbp.runtime.embedding.tiers.budgets import memory_now, rows_within, step_bytes
-from sbp.runtime.embedding.tiers.pass_tables import pass_tables, remember, remembered, with_slots
+from sbp.runtime.embedding.tiers.pass_tables import pass_tables, remember, with_old_slots, with_slots
 
 TX = sbp.rows(optax.adagrad(0.1))
 FEATURES = (
@@ -44,15 +44,18 @@ def test_slots_are_those_of_the_run_before_where_they_are_about_as_many(tmp_path
     first = with_slots(pass_tables(FEATURES, TX), 1 << 20, 1 << 30, 8, 8)
     remember(tmp_path, first)
     assert (
-        remembered(tmp_path, with_slots(pass_tables(FEATURES, TX), 1.005 * 2**20, 1 << 30, 8, 8), 8) == first
+        with_old_slots(tmp_path, with_slots(pass_tables(FEATURES, TX), 1.005 * 2**20, 1 << 30, 8, 8), 8)
+        == first
     )
     for other in (with_slots(pass_tables(FEATURES, TX), 2 << 20, 1 << 30, 8, 8), first[:1]):
-        assert remembered(tmp_path / "nothing", other, 8) == other
+        assert with_old_slots(tmp_path / "nothing", other, 8) == other
     larger = with_slots(pass_tables(FEATURES, TX), 2 << 20, 1 << 30, 8, 8)
-    assert remembered(tmp_path, larger, 8) == larger
-    assert remembered(tmp_path, with_slots(pass_tables(FEATURES, TX), 1 << 20, 1 << 30, 8, 24), 24) != first
+    assert with_old_slots(tmp_path, larger, 8) == larger
+    assert (
+        with_old_slots(tmp_path, with_slots(pass_tables(FEATURES, TX), 1 << 20, 1 << 30, 8, 24), 24) != first
+    )
     (tmp_path / "slots.json").write_text("[1, 2")
-    assert remembered(tmp_path, larger, 8) == larger
+    assert with_old_slots(tmp_path, larger, 8) == larger
 
 
 def test_rows_take_what_a_step_leaves() -> None:

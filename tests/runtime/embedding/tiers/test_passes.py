@@ -111,7 +111,7 @@ def test_a_batch_without_ids(wrong: Any) -> None:
 class Others:
     """Another process, which has other keys in a pass."""
 
-    def gathered(self, name: str, value: list[Any]) -> list[Any]:
+    def gather(self, name: str, value: list[Any]) -> list[Any]:
         return [value, [value[0], "another digest"]]
 
 

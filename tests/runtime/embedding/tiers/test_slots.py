@@ -33,7 +33,7 @@ def test_random_passes(parts: int, chunks: int, names: int) -> None:
             assert (np.diff(one.keys.astype(object)) > 0).all()
         held = {int(k): i for i, k in enumerate(table.keys) if k != NOBODY}
         assert held == on_device
-        every = table.occupied()
+        every = table.occupied_slots()
         assert (every.slots // table.part_slots == part_of(every.keys, parts)).all()
     assert (table.find(np.array([names + 1], np.uint64)) == UNKNOWN).all()
 

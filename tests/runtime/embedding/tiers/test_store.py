@@ -74,7 +74,7 @@ def history(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             versions = {v: m for v, m in versions.items() if v in kept or v == found.version}
         else:
             since = int(rng.integers(0, step))
-            parts = list(found.changed(since))
+            parts = list(found.changed_rows(since))
             assert {int(k) for keys, _, _ in parts for k in keys} == {
                 k for k, x in now.items() if x[0] > since
             }

@@ -84,7 +84,7 @@ def test_equal_to_one_device_that_holds_everything(
         every, late = (
             {
                 int(i): int(s)
-                for ids, steps, _ in tables.changed(done.state, table.name, n)
+                for ids, steps, _ in tables.changed_rows(done.state, table.name, n)
                 for i, s in zip(ids, steps, strict=True)
             }
             for n in (-1, 20)
