@@ -19,7 +19,6 @@ import sbp
 from models import train
 from models.recommender import feed, logistic
 from models.recommender.batch import Batch
-from models.recommender.checkpoints import checkpoints
 from models.recommender.feed import Data
 from models.recommender.layers import Inputs
 from models.recommender.layout import CRITEO, PREPARED
@@ -190,7 +189,7 @@ class Run:
         self.say(plan, end="\n\n")
 
         copy = feed.copy_to(step.in_shardings[2])
-        runs = train.checkpoints(self.args, partial(checkpoints, learner=self.learner))
+        runs = train.checkpoints(self.args, partial(sbp.Checkpoints, tables=self.learner.tables))
         saving = {
             "known": self.vocabularies,
             "checkpoint": runs,

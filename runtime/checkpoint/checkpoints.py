@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -52,7 +52,6 @@ class Checkpoints:
       tables: of a state with tables: then rows, and lines of an optimizer's state, are restored by table and
         id, however the tables were stacked and split. A table may have more rows than were saved; those
         behind are as in `like`, and zero if that has no values.
-      earlier: from what was kept beside a state of version 0.1 to its tables; None if they were these.
 
     Raises:
       ArgumentError: if no step is to stay.
@@ -75,7 +74,6 @@ class Checkpoints:
         keep_every: int | None = None,
         job: str | None = None,
         tables: Collection | None = None,
-        earlier: Callable[[Any], Collection] | None = None,
     ) -> None:
         for name, count in (("keep", keep), ("keep_every", keep_every)):
             if count is not None and count < 1:
@@ -89,7 +87,7 @@ class Checkpoints:
         self._latest: int | None = None
         self._good: Traits | None = None
         self._tables = None if tables is None else {n: m.as_json() for n, m in tables.row_maps.items()}
-        self._rows = None if tables is None else RowReader(self.path, tables, earlier, self._ways)
+        self._rows = None if tables is None else RowReader(self.path, tables, self._ways)
 
     def __enter__(self) -> Checkpoints:
         return self

@@ -5,7 +5,7 @@ Rows change places block by block: no device and no process holds more of a tabl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from sbp.runtime.checkpoint import messages, steps
 from sbp.runtime.checkpoint.manifest import Manifest
 from sbp.runtime.checkpoint.reader import arrays_path, read_state
 from sbp.runtime.embedding.collection import Collection
-from sbp.runtime.embedding.restack import Maps, Restacking, SavedRows
+from sbp.runtime.embedding.restack import Restacking, SavedRows
 from sbp.runtime.embedding.row_access import lead_of, row_writer
 from sbp.runtime.embedding.row_map import RowMap, read_map
 from sbp.runtime.pipeline.transfer_engine import TransferEngine
@@ -39,22 +39,22 @@ class RowReader:
     Arguments:
       folder: of the checkpoints.
       tables: of the state that is wanted.
-      earlier: gives the tables of a step of version 0.1; None if they were these.
       engine: moves arrays.
     """
 
     folder: Path
     tables: Collection
-    earlier: Callable[[Any], Collection] | None
     engine: TransferEngine
 
     def restore(self, manifest: Manifest, request: RestoreRequest, check: bool) -> PyTree | None:
-        """What is asked for of a step; None if its stacks are those that are wanted.
+        """What is asked for of a step; None if its stacks are those that are wanted, or are not known.
 
         Raises:
           EmbeddingError: if a table was not saved, or had more rows.
         """
-        then, now = self._stored(manifest), self.tables.row_maps
+        if manifest.tables is None:  # saved without `tables`
+            return None
+        then, now = {name: read_map(x) for name, x in manifest.tables.items()}, self.tables.row_maps
         if {*then} == {*now}:  # a name says what lies where
             return None
         path = steps.step_path(self.folder, manifest.step)
@@ -77,17 +77,6 @@ class RowReader:
         if check and manifest.files is None:
             self._check(manifest, {p: x.checksum for p, x in known.items() if p in sums}, sums)
         return state
-
-    def _stored(self, manifest: Manifest) -> Maps:
-        """The stacks that a step was saved with."""
-        if manifest.tables is not None:
-            return {name: read_map(described) for name, described in manifest.tables.items()}
-        # Who saves without `tables`, as version 0.1 did, says nothing of the stacks, but their names do.
-        now = self.tables.row_maps
-        if any(f"[{name!r}]" in leaf.path for name in now for leaf in manifest.leaves):
-            return now
-        found = self.tables if self.earlier is None else self.earlier(manifest.extra)
-        return found.row_maps_0_1
 
     def _check(self, manifest: Manifest, recorded: Mapping[str, int | None], sums: Mapping[str, int]) -> None:
         """Compares what all processes have read with what was written."""

@@ -19,7 +19,6 @@ from sbp.placement import Placement, as_placement
 from sbp.runtime.embedding.initial import (
     Stack,
     initial_stacks,
-    name_of,
     stack_array,
     stacks_of,
     table_arrays,
@@ -290,12 +289,6 @@ class Collection:
         ]
         found_sbp: PyTree = jax.tree.unflatten(tree, lies)
         return found_sbp
-
-    @property
-    def row_maps_0_1(self) -> dict[str, RowMap]:
-        """The same in version 0.1, under the names that stacks had then."""
-        named = {name_of(s.shape[-1], s.meaning_0_1): s.row_map for s in self.stacks.values()}
-        return {name: rows.of_version_0_1() for name, rows in named.items()}
 
     def shardings(
         self,

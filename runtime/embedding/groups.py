@@ -76,11 +76,6 @@ class TableStack:
         return tuple(tuple((p.name, p.rows, p.begin) for p in group) for group in self.members), self.shape
 
     @property
-    def meaning_0_1(self) -> Hashable:
-        """The same as version 0.1 has named it."""
-        return self.row_key
-
-    @property
     def split_dims(self) -> tuple[int, ...]:
         """Groups are dealt out."""
         return (0,)

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -72,11 +72,6 @@ def spread_over(size: int, chunks: int) -> Spread:
     return Spread(size, chunks, tuple(_unit(chunks, FRACTIONS[d % len(FRACTIONS)]) for d in range(digits)))
 
 
-def linear_spread(size: int, chunks: int) -> Spread:
-    """The spread of version 0.1: a stride of the square of the chunks meets one chunk again and again."""
-    return Spread(size, chunks, (_unit(chunks, FRACTIONS[0]),) * 2)
-
-
 @functools.cache
 def _unit(chunks: int, fraction: float) -> int:
     """The number nearest to a fraction of the chunks that has no divisor in common with them."""
@@ -132,10 +127,6 @@ class RowMap:
         found = (part >= 0) & np.array(known)[part]
         position = np.where(found, ids + begins[part], 0)
         return np.where(found, np.asarray(other.spread.row(jnp.asarray(position))), -1)
-
-    def of_version_0_1(self) -> "RowMap":
-        """Where the rows of the same stack lay in version 0.1."""
-        return replace(self, spread=linear_spread(self.size, self.spread.chunks))
 
     def as_json(self) -> dict[str, Any]:
         """The map as JSON has it."""

@@ -90,12 +90,8 @@ class RowStack:
     @property
     def row_key(self) -> Hashable:
         """What the rows of the array are."""
-        return (*self.meaning_0_1, self.row_map.spread.weights) if self.chunks > 1 else self.meaning_0_1
-
-    @property
-    def meaning_0_1(self) -> tuple[Hashable, ...]:
-        """The same as version 0.1 has named it."""
-        return tuple((p.name, p.rows, p.begin) for p in self.parts), self.shape, self.chunks
+        weights = [self.row_map.spread.weights] if self.chunks > 1 else []
+        return tuple((p.name, p.rows, p.begin) for p in self.parts), self.shape, self.chunks, *weights
 
     @property
     def split_dims(self) -> tuple[int, ...]:

@@ -320,9 +320,8 @@ class Vocabulary:
         try:
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as state:
                 found = dict(state)
-            # NumPy does not compare the sums of an archive; files of version 0.1 have no digest.
-            digest = found.pop("sha256", None)
-            if digest is not None and not np.array_equal(digest, _digest(found)):
+            # NumPy does not compare the sums of an archive.
+            if not np.array_equal(found.pop("sha256"), _digest(found)):
                 raise ValueError("other bytes than were written")
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as e:
             got = f"{type(e).__name__}: {e}"[:200]

@@ -14,17 +14,13 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 import sbp
 from models import dcn, deepfm, dlrm
 from models.recommender import feed, training
 from models.recommender.batch import Batch, Lists
-from models.recommender.checkpoints import checkpoints
-from models.recommender.layers import Inputs
 from models.recommender.layout import CRITEO, PREPARED, DataError, Layout
-from models.recommender.learner import OPTIMIZERS, Learner, collection_of
 from models.recommender.synthetic import Drawn, Teacher
 from sbp.errors import EmbeddingError
 from sbp.runtime.training.batches import Feed
@@ -113,30 +109,6 @@ def test_a_training_that_goes_on_has_no_work_with_what_was_seen(monkeypatch: pyt
         jax.tree.map(np.testing.assert_array_equal, list(flow), every[3:])
     assert batches.flow is flow
     assert drawn == [(10, 1), (6, 2)] and hashed == [4, 4, 4]
-
-
-@pytest.mark.some(2)
-@pytest.mark.parametrize(("then", "optimizer"), [("rows", "adam"), ("whole", "rowwise")])
-@pytest.mark.parametrize("now", ["rows", "columns", "whole", "replicated"])
-def test_checkpoints_of_version_0_1_are_gone_on_from(
-    then: str, optimizer: str, now: str, tmp_path: Path
-) -> None:
-    """Its tables lay on four devices; on two, every row is where it belongs, and that of every state."""
-    shutil.copytree(Path(__file__).parent / "recommender" / "version_0_1" / then, tmp_path / "run")
-    tables = collection_of((30, 3, 70), 4, now, 2)
-    rule = OPTIMIZERS[optimizer].make(0.1)
-    one = Learner(deepfm.DeepFM((8,)), Inputs(2, 3, 4), tables, rule, optax.sgd(0.01))
-    place = sbp.placement("cpu", shape=(2,))
-    params, state = checkpoints(tmp_path / "run", one).restore(one.start(jax.random.key(0), place))
-    assert all((x == 7).all() for x in jax.tree.leaves(params["dense"]))
-    (stack,) = tables.stacks
-    for i, n in enumerate((30, 3, 70), 1):
-        wanted = np.arange(n)[:, None] + 1000 * i + np.arange(4) / 8
-        found, kept = tables.read((params["tables"], state["tables"]), f"C{i}", np.arange(n))
-        np.testing.assert_array_equal(found[stack], wanted)
-        for leaf in jax.tree.leaves(kept):
-            np.testing.assert_array_equal(leaf, -wanted if leaf.ndim > 1 else -wanted[:, 0])
-    assert all(x == 7 for x in jax.tree.leaves(state["tables"]) if not x.ndim)
 
 
 def of_three_features(args: argparse.Namespace) -> feed.Data:

@@ -169,18 +169,6 @@ def test_a_table_that_has_grown_has_new_rows_behind(tmp_path: Path) -> None:
         assert not rows[-5:].any()
 
 
-def test_checkpoints_of_version_0_1_have_no_description(tmp_path: Path) -> None:
-    c = four("rows")
-    ((name, rows),) = c.row_maps_0_1.items()
-    table = np.zeros((rows.size, WIDTH), np.float32)
-    for one, n in SIZES.items():
-        table[np.asarray(rows.every(one))] = number(one, n)
-    with sbp.Checkpoints(tmp_path) as runs:
-        runs.save({"tables": {name: table}}, 3)
-    asked = like(c, PLACES["8"])["tables"]
-    same(sbp.Checkpoints(tmp_path, tables=c).restore({"tables": asked})["tables"], filled(c, asked))
-
-
 def test_a_state_that_was_saved_without_its_tables(tmp_path: Path) -> None:
     c = four("rows")
     asked = like(c, PLACES["8"])

@@ -11,7 +11,7 @@ from sbp import B, S, placement
 from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.collection import Collection
 from sbp.runtime.embedding.groups import pack_tables
-from sbp.runtime.embedding.row_map import linear_spread, spread_over
+from sbp.runtime.embedding.row_map import spread_over
 from sbp.runtime.embedding.tables import (
     ColumnWise,
     FeatureConfig,
@@ -184,12 +184,11 @@ def test_message(name: str) -> None:
 
 @pytest.mark.parametrize(("size", "chunks"), [(24, 1), (24, 8), (96, 12), (64, 64), (2048, 256), (35, 7)])
 def test_spread_is_a_bijection(size: int, chunks: int) -> None:
-    for spread in (spread_over(size, chunks), linear_spread(size, chunks)):
-        positions = jnp.arange(size, dtype=jnp.int32)
-        rows = np.asarray(spread.row(positions))
-        assert rows.dtype == np.int32
-        np.testing.assert_array_equal(np.sort(rows), positions)
-        np.testing.assert_array_equal(spread.position(jnp.asarray(rows)), positions)
+    spread, positions = spread_over(size, chunks), jnp.arange(size, dtype=jnp.int32)
+    rows = np.asarray(spread.row(positions))
+    assert rows.dtype == np.int32
+    np.testing.assert_array_equal(np.sort(rows), positions)
+    np.testing.assert_array_equal(spread.position(jnp.asarray(rows)), positions)
 
 
 def test_spread_of_the_largest_stack_does_not_overflow() -> None:
@@ -225,8 +224,6 @@ def test_strides_are_spread_over_all_owners(devices: int) -> None:
         positions = (np.arange(min(1 << 14, -(-size // stride))) * stride).astype(np.int32)
         load = np.bincount(np.asarray(spread.row(positions)) // owned, minlength=devices)
         assert load.max() <= 1.3 * len(positions) / devices, stride
-    again = np.asarray(linear_spread(size, 256).row(np.arange(0, size, 2**16).astype(np.int32)))
-    assert len({*(again // owned)}) == 1  # what it was
 
 
 def test_tables_are_packed_evenly() -> None:
