@@ -34,7 +34,7 @@ class LeafRecord:
     Arguments:
       path: in the state, such as "['w']".
       type: dtype and shape, such as "float32[64, 256]".
-      checksum: of its elements, see `checksums`; None where version 1 has written the step.
+      checksum: of its elements, see `checksums`; None while it is not known.
       traits: what a look has found in it: some of "nan", "inf" and "zero".
     """
 

@@ -257,8 +257,7 @@ class Checkpoints:
             self._latest = found
             if only is None:
                 self._head = (found, manifest.token)
-                known = {x.path: x.traits for x in manifest.leaves}
-                self._good = known if manifest.files is None else None
+                self._good = {x.path: x.traits for x in manifest.leaves}
             return state
 
     def extra(self, step: int | None = None) -> Any:

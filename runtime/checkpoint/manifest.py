@@ -28,13 +28,12 @@ class Manifest:
       step: of the training.
       leaves: of the state.
       extra: what is kept beside the state and JSON can hold.
-      data: the folder of the arrays, in that of the step; "" for the folder itself (version 1).
+      data: the folder of the arrays, in that of the step.
       token: of the save: no two saves have the same.
       parent: the step that this one was trained from, and the token of its save.
       sequence: how many saves the folder had before.
       extra_digest: the SHA-256 of the file of arrays that are kept beside the state; None without one.
       sizes: the bytes of every file of orbax's.
-      files: version 1 alone: per file its bytes and its SHA-256.
       tables: where the rows of each stack of tables lie, as JSON has it; None where nobody says so.
     """
 
@@ -47,7 +46,6 @@ class Manifest:
     sequence: int = 0
     extra_digest: str | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
-    files: Mapping[str, tuple[int, str]] | None = None
     tables: Mapping[str, Any] | None = None
 
     def encode(self) -> bytes:
@@ -84,9 +82,9 @@ def decode(path: Path, step: int, data: bytes, others: Sequence[int] = ()) -> Ma
     """
     try:
         content = json.loads(data)
-        if content["format"] != FORMAT or content["version"] not in (1, VERSION):
+        if content["format"] != FORMAT or content["version"] != VERSION:
             raise CheckpointError(messages.other_version(path, content, FORMAT, VERSION))
-        found = _first_version(content) if content["version"] == 1 else _manifest(content)
+        found = _manifest(content)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         if isinstance(e, CheckpointError):
             raise
@@ -114,14 +112,8 @@ def _manifest(content: Mapping[str, Any]) -> Manifest:
         int(content["sequence"]),
         content["extra_sha256"],
         {str(name): int(size) for name, size in content["bytes"].items()},
-        tables=content.get("tables"),
+        content["tables"],
     )
-
-
-def _first_version(content: Mapping[str, Any]) -> Manifest:
-    files = {str(name): (int(size), str(digest)) for name, (size, digest) in content["files"].items()}
-    leaves = tuple(LeafRecord(str(path), str(type_)) for path, type_ in content["leaves"])
-    return Manifest(int(content["step"]), leaves, dict(content["extra"]), files=files)
 
 
 def _digest(content: Mapping[str, Any]) -> str:

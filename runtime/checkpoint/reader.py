@@ -18,7 +18,6 @@ from sbp.runtime.checkpoint.manifest import Manifest
 from sbp.runtime.checkpoint.steps import ARRAYS, EXTRA, step_path
 from sbp.runtime.checkpoint.steps import others as steps_beside
 from sbp.runtime.pipeline.transfer_engine import TransferEngine
-from sbp.runtime.processes.process_group import process_group
 from sbp.runtime.storage import extras, files
 from sbp.runtime.storage.agreement import agree
 from sbp.runtime.storage.files import Path
@@ -47,8 +46,6 @@ def read_state(
       CheckpointError: if it cannot be read.
     """
     path, others = step_path(folder, manifest.step), steps_beside(folder, manifest.step)
-    if check and manifest.files is not None:
-        check_files(path, manifest, others)
     nothing = orbax().PLACEHOLDER
     asked = jax.tree.map_with_path(lambda p, x: nothing if keystr(p) in apart else x, wanted.asked)
     abstract = jax.tree.map(lambda x: x if x is nothing else plain_like(x), asked)
@@ -58,7 +55,7 @@ def read_state(
         found.append(read(path, manifest, abstract, wanted.keys, others))
 
     agree(f"read {path.name}", path, action)
-    if check and manifest.files is None:
+    if check:
         flags = [x is not nothing for x in jax.tree.leaves(asked)]
         records = [*compress(wanted.records, flags)]
         check_arrays(path, records, [*compress(jax.tree.leaves(found[0]), flags)], others)
@@ -90,7 +87,7 @@ def read(
 
 def arrays_path(path: Path, manifest: Manifest) -> Path:
     """Where orbax has written the arrays of a step."""
-    return path if manifest.files is not None else path / manifest.data / ARRAYS
+    return path / manifest.data / ARRAYS
 
 
 def check_arrays(path: Path, records: Sequence[LeafRecord], found: PyTree, others: Sequence[int]) -> None:
@@ -121,21 +118,6 @@ def check_sizes(path: Path, manifest: Manifest, others: Sequence[int]) -> None:
     found = [(name, size, there.get(name, size)) for name, size in manifest.sizes.items()]
     if wrong := missing + [f"{name} has {now} bytes, not {size}" for name, size, now in found if now != size]:
         raise DamagedCheckpointError(messages.damaged_step(path, others, "; ".join(wrong[:MOST_SHOWN])))
-
-
-def check_files(path: Path, manifest: Manifest, others: Sequence[int]) -> None:
-    """Compares the files of a step of version 1; each process looks at its share, and all say the same.
-
-    Raises:
-      DamagedCheckpointError: naming what is wrong.
-    """
-    group = process_group()
-    index, count = (0, 1) if group is None else (group.index, group.count)
-    every_file = sorted((manifest.files or {}).items())[index::count]
-    mine = [*filter(None, (files.damage(path / name, name, *known) for name, known in every_file))]
-    every = [mine] if group is None else group.gather(f"checksums of {path.name}", mine)
-    if found := [wrong for one in every for wrong in one]:
-        raise DamagedCheckpointError(messages.damaged_step(path, others, "; ".join(found[:MOST_SHOWN])))
 
 
 def read_extra(path: Path, manifest: Manifest, others: Sequence[int]) -> Any:

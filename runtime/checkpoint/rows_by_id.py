@@ -74,7 +74,7 @@ class RowReader:
             return _taken(arrays_path(path, manifest), chosen.with_dtype(leaf), rows, sources, sums)
 
         state = change.join(chosen.convert(saved), request.keys, take)
-        if check and manifest.files is None:
+        if check:
             self._check(manifest, {p: x.checksum for p, x in known.items() if p in sums}, sums)
         return state
 

@@ -34,8 +34,6 @@ _STEP = re.compile(r"step_(\d{8,})")
 _ABANDONED = re.compile(r"sbp_manifest\.abandoned-(\w+)\.json")
 _PRUNED = re.compile(r"sbp_manifest\.pruned-\w+\.json")
 _DATA = re.compile(r"data-[0-9a-f]{32}")
-_NOTES = ("_CHECKPOINT_METADATA", "commit_success.txt")
-"""orbax's own, beside the files that a manifest of version 1 lists."""
 
 
 def step_path(folder: Path, step: int) -> Path:
@@ -209,7 +207,7 @@ def _remove_step(folder: Path, step: int, check: Callable[[], None]) -> None:
     """
     path = step_path(folder, step)
     manifest, at = _readable(path / MANIFEST, step), path / MANIFEST
-    if manifest is not None and manifest.token:
+    if manifest is not None:
         at = path / f"sbp_manifest.pruned-{manifest.token}.json"
         files.rename(path / MANIFEST, at)
     try:
@@ -218,9 +216,6 @@ def _remove_step(folder: Path, step: int, check: Callable[[], None]) -> None:
     except Exception:
         take_back(folder, step, at)
         raise
-    if manifest is not None and manifest.files is not None:
-        _remove_files(path, (*manifest.files, *_NOTES))
-        files.remove_empty(path)
 
 
 def _remove_version(folder: Path, step: int, manifest_path: Path, manifest: Manifest | None) -> None:
@@ -230,20 +225,9 @@ def _remove_version(folder: Path, step: int, manifest_path: Path, manifest: Mani
     """
     files.remove(manifest_path)
     files.sync_folder(manifest_path.parent)
-    if manifest is not None and manifest.data:
+    if manifest is not None:
         drop(folder, step, manifest.data)
     files.remove_empty(manifest_path.parent)
-
-
-def _remove_files(path: Path, names: Iterable[str]) -> None:
-    """Deletes the files that the manifest of a step of version 1 lists, and empty folders: it has no mark."""
-    folders = set()
-    for name in names:
-        files.remove(path / name)
-        parts = name.split("/")[:-1]
-        folders |= {"/".join(parts[: i + 1]) for i in range(len(parts))}
-    for name in sorted(folders, key=len, reverse=True):
-        files.remove_empty(path / name)
 
 
 def sweep(folder: Path) -> None:

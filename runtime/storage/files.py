@@ -8,7 +8,6 @@ when what was written would outlive a loss of power.
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
 import uuid
@@ -21,7 +20,6 @@ from sbp.runtime.storage.locations import check_name, in_the_way, is_url, locati
 
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """What file systems without hard links say."""
-CHUNK_BYTES = 1 << 24
 
 Path = Any
 """An `epath.Path`, from a package that the `checkpoint` extra brings."""
@@ -116,36 +114,6 @@ def read(path: Path) -> bytes:
       FileNotFoundError: if there is none.
     """
     return object_store.read(path) if is_url(path) else bytes(path.read_bytes())
-
-
-def chunks(path: Path) -> Iterator[bytes]:
-    """The bytes of a large file, one part after the other.
-
-    Raises:
-      FileNotFoundError: if there is none.
-    """
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            yield chunk
-
-
-def damage(path: Path, name: str, size: int, digest: str) -> str:
-    """What is wrong with a file, in words; "" if nothing is.
-
-    Arguments:
-      name: of the file, for the words.
-      size, digest: the bytes and the SHA-256 that it should have.
-    """
-    try:
-        found, count = hashlib.sha256(), 0
-        for chunk in chunks(path):
-            found.update(chunk)
-            count += len(chunk)
-    except FileNotFoundError:
-        return f"{name} is missing"
-    if count != size:
-        return f"{name} has {count} bytes, not {size}"
-    return "" if found.hexdigest() == digest else f"{name} has other bytes than were written"
 
 
 def exists(path: Path) -> bool:

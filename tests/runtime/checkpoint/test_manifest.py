@@ -58,7 +58,6 @@ EDITS = {
     "no checksum": lambda data: edited(data, sha256=None),
     "no leaves": lambda data: edited(data, leaves=[]),
     "leaves of another kind": lambda data: edited(data, leaves={"w": 1}),
-    "version 1": lambda data: edited(data, version=1),
 }
 
 

@@ -221,7 +221,6 @@ def test_lists_sizes_and_deletes(folder: Any) -> None:
         files.replace(folder / name, name.encode())
     assert files.names(folder) == ["a", "e"] and files.names(folder / "a") == ["b", "d"]
     assert files.sizes(folder) == {"a/b/c": 5, "a/d": 3, "e": 1}
-    assert b"".join(files.chunks(folder / "a" / "d")) == b"a/d"
     assert files.names(folder / "none") == files.names(folder / "e") == []
     assert files.exists(folder / "e") and not files.exists(folder / "none")
     assert not files.exists(folder / "e" / "below")
