@@ -261,9 +261,7 @@ class Evaluator:
     def sections(self) -> Sections | None:
         """The program in sections, where only an order that takes little memory keeps the limit."""
         hastens = self._peak.hastens if self.hides else None
-        if hastens is None:
-            return None
-        return sections_of(self.physical, hastens, self.whole.k)
+        return None if hastens is None else sections_of(self.physical, hastens, self.whole.k)
 
     def sections_if_large(self, most_bytes: float) -> Sections | None:
         """The same; none if the program never needs more than some bytes, and these are there."""

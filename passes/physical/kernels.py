@@ -113,9 +113,7 @@ class Kernels:
         op = self.ops[i]
         assert isinstance(op.step, Compute)
         x, nd = op.step.node.inputs[operand], op.step.strategy.operands[operand]
-        if isinstance(x, Const):
-            return None
-        return self.sources[i][list(op.reads).index((x, nd))]
+        return None if isinstance(x, Const) else self.sources[i][list(op.reads).index((x, nd))]
 
     def runs(self, i: int) -> bool:
         """Whether an op is a kernel."""

@@ -180,8 +180,7 @@ def copies(k: Kernels, sizes: ShardSizes) -> Iterator[Copy]:
             wanted.setdefault(image, padded * image.bytes)
         if kernel is not None:
             wanted.setdefault(kernel, kernel.bytes)
-    for t, n in wanted.items():
-        yield Copy(t, n, tuple(users[t]))
+    yield from (Copy(t, n, tuple(users[t])) for t, n in wanted.items())
 
 
 def _spatial(step: Compute, sizes: ShardSizes) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:

@@ -99,9 +99,7 @@ class _Cutting:
 
     def part_of(self, step: Step) -> Part | None:
         """The part that a step's op belongs to."""
-        if isinstance(step, Box):
-            return None
-        return self.parts.get(step.node.id)
+        return None if isinstance(step, Box) else self.parts.get(step.node.id)
 
     def assign(self, steps: Sequence[Step], default: Part) -> None:
         """Gives every step to a part.

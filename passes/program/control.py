@@ -113,10 +113,8 @@ def _while_ports(node: Node) -> Iterable[Port]:
     test, body = node.bodies
     n_test, n_body = node.params["cond_nconsts"], node.params["body_nconsts"]
     yield Port(leaves=(test.outputs[0],), bodies=(0,), whole=True)
-    for i in range(n_test):
-        yield Port(operand=i, enters=(test.inputs[i],))
-    for i in range(n_body):
-        yield Port(operand=n_test + i, enters=(body.inputs[i],))
+    yield from (Port(operand=i, enters=(test.inputs[i],)) for i in range(n_test))
+    yield from (Port(operand=n_test + i, enters=(body.inputs[i],)) for i in range(n_body))
     for k, out in enumerate(body.outputs):
         enters = (test.inputs[n_test + k], body.inputs[n_body + k])
         yield Port(operand=n_test + n_body + k, result=k, enters=enters, leaves=(out,), bodies=(1,))

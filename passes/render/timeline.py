@@ -142,8 +142,7 @@ def _ticks(makespan: float, scale: float, time_text: Callable[[float], str]) -> 
     """(place, label) at round times, about 100 apart."""
     steps = (base * 10.0**power for power in range(-12, 12) for base in (1, 2, 5))
     step = next(s for s in steps if s * scale >= 90)
-    for k in range(int(makespan / step) + 1):
-        yield k * step * scale, time_text(k * step)
+    yield from ((k * step * scale, time_text(k * step)) for k in range(int(makespan / step) + 1))
 
 
 def chrome_trace(timelines: Sequence[Timeline], unit_seconds: float = 1.0) -> str:

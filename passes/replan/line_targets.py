@@ -112,8 +112,7 @@ class LineTargets:
 
     def _found(self, c: Collective) -> Iterator[Target]:
         keys = dict.fromkeys(key for v in self._by_distance(c) if (key := self.key(v)) is not None)
-        for key in [*keys][:MOST]:
-            yield self.target(key)
+        yield from (self.target(key) for key in [*keys][:MOST])
 
     def _by_distance(self, c: Collective) -> Iterator[int]:
         """Tensors near a row, the nearest first."""

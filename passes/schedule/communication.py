@@ -37,9 +37,7 @@ class Precedence:
 
     def event(self, a: Action) -> Action:
         """The event of an action."""
-        if a.kind in RECEIVES:
-            return a.other_end
-        return self.first.get(a, a)
+        return a.other_end if a.kind in RECEIVES else self.first.get(a, a)
 
     def sort(self, priority: Callable[[Action], Any]) -> tuple[list[Action], set[Action]]:
         """The events in an order that keeps all precedences, the least priority first; and those in no order.

@@ -66,8 +66,7 @@ class StoredLines:
             begun.append(block)
             if len(begun) > AHEAD:
                 yield self._ended(begun.pop(0))
-        for block in begun:
-            yield self._ended(block)
+        yield from (self._ended(block) for block in begun)
 
     def _begun(self, like: NamedSharding | None, size: int) -> "Iterator[_Block]":
         rest, height = self.shape[self.lead :], self.shape[self.lead - 1]

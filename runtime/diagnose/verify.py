@@ -206,8 +206,7 @@ def _unnamed(built: CompiledPipeline, path: str, error: float) -> Problem:
 
 def _chunks(graph: Graph) -> Iterator[list[Node]]:
     nodes = list(graph.nodes)
-    for i in range(0, len(nodes), CHUNK):
-        yield nodes[i : i + CHUNK]
+    yield from (nodes[i : i + CHUNK] for i in range(0, len(nodes), CHUNK))
 
 
 def _problem(built: CompiledProgram, node: Node, v: int, path: str, error: float, bad: float) -> Problem:

@@ -99,8 +99,7 @@ class Module:
     def instructions(self) -> Iterator[tuple[Computation, Instruction]]:
         """All instructions, with their computations."""
         for computation in self.computations.values():
-            for x in computation.instructions.values():
-                yield computation, x
+            yield from ((computation, x) for x in computation.instructions.values())
 
     def frames(self, x: Instruction) -> Iterator[tuple[str, int]]:
         """The Python frames (file, line) of an instruction, innermost first."""

@@ -89,9 +89,7 @@ class Finding:
         """
         alike = [f for f in every if f.ranks and (f.order[:-1], f.why) == (self.order[:-1], self.why)]
         ranks = sorted(r for f in alike for r in f.ranks)
-        if not ranks:
-            return self.why
-        return f"{self.why}; {_where(ranks, self.of, self.placement)}"
+        return self.why if not ranks else f"{self.why}; {_where(ranks, self.of, self.placement)}"
 
 
 def look(

@@ -161,8 +161,7 @@ class Ranking:
                 reasons.setdefault(row.trouble, []).append(str(row))
         if reasons:
             yield from ("", "no plan")
-        for trouble, names in reasons.items():
-            yield f"  {', '.join(names)}: {trouble}"
+        yield from (f"  {', '.join(names)}: {trouble}" for trouble, names in reasons.items())
 
 
 def _cells(row: RankedPlan) -> Sequence[str]:

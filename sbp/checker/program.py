@@ -74,8 +74,7 @@ class Walk:
     def run(self) -> None:
         """The whole program: what arrives, all steps, and what leaves."""
         have = set[Held]()
-        for x in self.program["inputs"]:
-            have.add(self.at_rest(x, "an argument"))
+        have.update(self.at_rest(x, "an argument") for x in self.program["inputs"])
         self.steps(self.program["steps"], have, 1, 1, "step")
         for x in self.program["outputs"]:
             if x[0] is not None and self.at_rest(x, "a result") not in have:

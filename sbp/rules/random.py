@@ -84,9 +84,7 @@ def key_words(op: Op) -> list[Row]:
 @rule("random_fold_in")
 def fold_in(op: Op) -> list[Row]:
     """Element by element, of keys and data that may be repeated (threefry)."""
-    if not core.is_partitionable_threefry(op.dtypes[0]):
-        return []
-    return factors(op, *same_dims(op))
+    return [] if not core.is_partitionable_threefry(op.dtypes[0]) else factors(op, *same_dims(op))
 
 
 @rule("random_seed", "random_split", "random_gamma")

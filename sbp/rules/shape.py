@@ -234,7 +234,5 @@ def tile(op: Op) -> list[Row]:
     repeated = [r != 1 for r in op.params["reps"]]
     ins = tuple(None if again else name for name, again in zip(names, repeated, strict=True))
     rows = factors(op, [ins], [ins], moved=(0,))
-    for d, again in enumerate(repeated):
-        if again and out[d] > 1:
-            rows.append(Row((B,), (Split(d),)))
+    rows += [Row((B,), (Split(d),)) for d, again in enumerate(repeated) if again and out[d] > 1]
     return rows

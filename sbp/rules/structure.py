@@ -27,9 +27,7 @@ def _as_it_is(_: Context, *args: jax.Array) -> list[jax.Array]:
 @rule("device_put", body=_as_it_is, fused=True, flops=lambda op: 0.0, note="the placement decides")
 def device_put(op: Op) -> list[Row]:
     """Nothing happens: what was placed by hand lies as the plan says."""
-    if len(op.shapes) > 1:
-        return []
-    return factors(op, *same_dims(op), moved=(0,))
+    return [] if len(op.shapes) > 1 else factors(op, *same_dims(op), moved=(0,))
 
 
 @rule("platform_index", note="no tensor")
