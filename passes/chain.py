@@ -151,8 +151,7 @@ def list_candidates(s: Logical) -> Listed:
     strict = s.request.terms.strict_nonfinite
     candidates = enumerate_candidates(s.graph, s.request.placement, pinned, strict_nonfinite=strict)
     raise_all(pins.check_partials(candidates, s.boxings))
-    merged = merge_ops(s.graph)
-    candidates = replace(candidates, **vars(merged))
+    candidates = replace(candidates, **vars(merge_ops(s.graph)))
     return Listed(**vars(s), candidates=candidates)
 
 

@@ -114,8 +114,7 @@ def _make_devices(placement: Placement) -> None:
 
     if placement.platform == "cpu":
         try:
-            count = max(placement.ranks) + 1
-            set_jax("jax_num_cpu_devices", count)
+            set_jax("jax_num_cpu_devices", max(placement.ranks) + 1)
         except RuntimeError:
             return  # JAX runs already; a plan needs no devices, and `verify` says what is missing
 

@@ -45,8 +45,7 @@ def send_narrow(physical: Physical, narrower: Mapping[int, DType]) -> Physical:
     readers = _Readers(physical.graph)
     readers.add(physical.steps)
     readers.at_end.update(zip((x for x in physical.graph.outputs), physical.outputs, strict=True))
-    steps = _told(physical.steps, narrower, readers, set())
-    return replace(physical, steps=steps)
+    return replace(physical, steps=_told(physical.steps, narrower, readers, set()))
 
 
 def _told(

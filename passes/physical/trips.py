@@ -123,8 +123,7 @@ def _first_trip(step: Step, sizes: ShardSizes) -> TripOps | None:
     if not sent_later(kernels(trip.ops, sizes, trip.whole, trip.held)):
         return None
     # Slices are read from what is outside, and what is stacked stays until the loop has its stack.
-    inner = [op for op in trip.ops if op.step is not None]
-    return replace(trip, ops=inner)
+    return replace(trip, ops=[op for op in trip.ops if op.step is not None])
 
 
 def _entering(step: Border) -> Iterator[KernelOp]:

@@ -59,8 +59,7 @@ class StageFlow:
         used.
         """
         early = self.earliest()
-        top = max(early.values(), default=0)
-        late = self.latest(early, top)
+        late = self.latest(early, max(early.values(), default=0))
         points = self.points(early, late)
         level: dict[Item, int] = {}
         for item in self.items:

@@ -54,8 +54,7 @@ def graph_digest(graph: Graph) -> GraphDigest:
     True
     """
     writer = _Writer(graph)
-    text = digest_of(writer.lines())
-    return GraphDigest(text, writer.params.exact)
+    return GraphDigest(digest_of(writer.lines()), writer.params.exact)
 
 
 class ParamText:

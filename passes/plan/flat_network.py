@@ -168,8 +168,7 @@ def combinations(sizes: tuple[int, ...]) -> Indices:
 
 def all_costs(network: CostNetwork) -> tuple[NDArray[np.intp], Table]:
     """All combinations, `[nodes, combinations]` in lexicographic order, and what they cost."""
-    sizes = tuple(theta.size for theta in network.unary)
-    states = combinations(sizes)
+    states = combinations(tuple(theta.size for theta in network.unary))
     total = np.zeros(states.shape[1])
     for node, theta in enumerate(network.unary):
         total += theta[states[node]]

@@ -174,8 +174,7 @@ class Checkpoints:
         data, token = told["data"], told["token"]
         manifest = Manifest(step, leaves, content, data, token, self._head, sequence, digest)
         manifest = replace(manifest, tables=self._tables)
-        spec = self._spec(manifest, file, told["newer"])
-        self._pending = Save(spec, self._lease)
+        self._pending = Save(self._spec(manifest, file, told["newer"]), self._lease)
         self._pending.hand_over(plain(state, self._ways))
         self._head, self._latest, self._good = (step, told["token"]), step, traits
 

@@ -191,8 +191,7 @@ def join_watch(
                 os._exit(1)
             LOG.warning("%s: %s", problem.where, problem.got)
 
-    thread = threading.Thread(target=wait, daemon=True, name="sbp joining")
-    thread.start()
+    threading.Thread(target=wait, daemon=True, name="sbp joining").start()
     try:
         yield
     finally:

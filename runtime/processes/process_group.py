@@ -212,8 +212,7 @@ class ProcessGroup:
 
     def _is_waited_for(self) -> bool:
         """Whether process 0 waits for this process to compile its next program."""
-        said = self._look(f"program/{self.met + 1}/0", 0)
-        return said is not None
+        return self._look(f"program/{self.met + 1}/0", 0) is not None
 
 
 def _refused(name: str, error: str) -> Problem:

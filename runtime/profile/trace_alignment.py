@@ -195,8 +195,7 @@ def collective_times(compared: ComparedProgram, found: StepAttribution) -> Itera
 
 def share_of(rows: Mapping[str, Collective], row: str, together: Sequence[str]) -> float:
     """The share of an instruction that belongs to one of its rows, by their estimated times."""
-    seconds = [rows[name].seconds for name in together]
-    total = math.fsum(seconds)
+    total = math.fsum([rows[name].seconds for name in together])
     return rows[row].seconds / total if total else 1 / len(together)
 
 

@@ -133,8 +133,7 @@ class BlockBuilder:
         for v, value in zip(jaxpr.constvars, consts, strict=True):
             env[v] = self.constant(value) if not isinstance(value, Var | Lit) else value
         eqns: list[Eqn] = []
-        made = self._run(jaxpr, env, eqns, step)
-        kept, outputs = merge_equal(eqns, made)
+        kept, outputs = merge_equal(eqns, self._run(jaxpr, env, eqns, step))
         return Block(tuple(inputs), used_equations(kept, outputs), outputs)
 
     def _run(self, jaxpr: core.Jaxpr, env: dict[Any, Term], eqns: list[Eqn], step: int) -> list[Term]:

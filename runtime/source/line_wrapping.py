@@ -54,8 +54,7 @@ def _method(prefix: str, code: str, indent: int, suffix: str) -> list[str]:
     if at is None:
         return []
     end = next(i for i, depth in _depths(code) if i > at and depth == 0 and code[i] in _CLOSE)
-    inner = code[at + 1 : end]
-    parts = split(inner, (", ",))
+    parts = split(code[at + 1 : end], (", ",))
     rows = items(parts, indent + _STEP, last_comma=code[at - 1 : at].isalnum() if at else False)
     return [f"{' ' * indent}{prefix}{code[: at + 1]}", *rows, f"{' ' * indent}{code[end:]}{suffix}"]
 

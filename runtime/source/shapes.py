@@ -208,8 +208,7 @@ def _dot(o: Operands) -> Text | None:
         extra += f", preferred_element_type={dtype_text(wanted)}"
     fresh = iter(_LETTERS)
     x, y = [""] * len(a.shape), [""] * len(b.shape)
-    pairs = zip((*left_batch, *left), (*right_batch, *right), strict=True)
-    meet = dict(pairs)
+    meet = dict(zip((*left_batch, *left), (*right_batch, *right), strict=True))
     for i in range(len(x)):
         x[i] = next(fresh)
         if i in meet:

@@ -213,8 +213,7 @@ def _elements(x: Instruction) -> float:
 
 
 def _itemsize(x: Instruction) -> float:
-    found = arrays(x.shape)
-    largest = max(found, key=lambda a: a.elements, default=None)
+    largest = max(arrays(x.shape), key=lambda a: a.elements, default=None)
     return largest.bytes / largest.elements if largest and largest.elements else 0.0
 
 

@@ -55,8 +55,7 @@ def results_of(
     bodies: Sequence[Sending[Sequence[jax.Array]] | Sequence[jax.Array]],
 ) -> list[Sequence[jax.Array]]:
     """What the bodies of some ops have returned: those that send are run together."""
-    sending = [x for x in bodies if isinstance(x, Generator)]
-    found = iter(run_together(sending))
+    found = iter(run_together([x for x in bodies if isinstance(x, Generator)]))
     return [next(found) if isinstance(x, Generator) else x for x in bodies]
 
 

@@ -97,8 +97,7 @@ def user_line(source_info: SourceInfo) -> tuple[str, int] | None:
 @cache
 def is_user_file(file: str) -> bool:
     """Whether a file is the user's: not of an installed library, not of this package."""
-    path = os.path.realpath(file)
-    return not path.startswith((*_LIBRARIES, *_OWN, _STDLIB))
+    return not os.path.realpath(file).startswith((*_LIBRARIES, *_OWN, _STDLIB))
 
 
 @cache

@@ -75,5 +75,4 @@ def before_exit(action: Callable[[], object]) -> None:
     Arguments:
       action: a function without arguments.
     """
-    register = getattr(threading, "_register_atexit", atexit.register)
-    register(action)
+    getattr(threading, "_register_atexit", atexit.register)(action)

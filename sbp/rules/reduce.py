@@ -39,8 +39,7 @@ def _reduced(operand: Letters, how: str) -> dict[str, str]:
 
 def _masked(ctx: Context, x: jax.Array) -> list[jax.Array]:
     """Padding of a reduced dim becomes the reduction's identity."""
-    how = ctx.primitive.name.removeprefix("reduce_")
-    fill = identity_of(how, x.dtype)
+    fill = identity_of(ctx.primitive.name.removeprefix("reduce_"), x.dtype)
     return ctx.bind(ctx.mask(x, ctx.operands[0], ctx.params["axes"], fill))
 
 
