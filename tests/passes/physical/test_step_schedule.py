@@ -14,6 +14,7 @@ from sbp import B, S
 from sbp.hardware.catalogue import Hardware, hardware_for
 from sbp.passes.boxing.links import Network
 from sbp.passes.explain.plan import Collective, PlanData
+from sbp.passes.physical import step_schedule
 from sbp.passes.physical.evaluate import Evaluator, executions
 from sbp.passes.physical.fusion import op_of
 from sbp.passes.physical.program import Box, Compute
@@ -41,6 +42,11 @@ def planned(
 def evaluator(plan: PlanData) -> Evaluator:
     assert plan.physical is not None
     return Evaluator(plan.physical, Network(plan.placement, plan.hardware))
+
+
+def evaluator_of(takes: Evaluator) -> Evaluator:
+    """One that knows nothing yet of the same program."""
+    return replace(takes, facts=takes.facts)
 
 
 def kernel_seconds(plan: PlanData) -> float:
@@ -286,6 +292,23 @@ def test_a_step_is_what_is_computed_and_what_is_waited_for() -> None:
     assert found.seconds == plan.step_seconds
     assert found.seconds == pytest.approx(kernel_seconds(plan) + found.exposed_seconds)
     assert found.seconds <= takes.seconds() * (1 + 1e-9)
+
+
+def test_an_order_in_sections_that_is_shorter_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    takes = evaluator(planned(train, (WEIGHTS, array(WIDTH, ROWS)), ([B], [S(1)])))
+    order, usual = takes.whole.order, takes.schedule
+    begun = [event for event in order.events if event[1]]
+    at_once = [(j, b) for j, _ in begun for b in ((True, False) if order.nodes[j].sends else (True,))]
+    orders = [order, replace(order, events=at_once)]  # the second waits for all that it sends
+
+    def found() -> float:
+        monkeypatch.setattr(step_schedule, "_orders", lambda *_: orders)
+        return evaluator_of(takes).schedule.seconds
+
+    longer = found()
+    assert longer > usual.seconds
+    orders.reverse()
+    assert found() == longer
 
 
 def test_what_is_turned_over_is_copied_at_the_end() -> None:

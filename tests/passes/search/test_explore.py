@@ -317,6 +317,18 @@ def test_groups_are_phases() -> None:
     assert {"given", "forward", "backward"} <= set(phases_of(model.graph).values())
 
 
+def test_a_trip_of_a_loop_hides_what_is_sent_in_it() -> None:
+    def fn(ws: Any, x: Any) -> Any:
+        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0] * 2
+
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((2, 4, 4), (4, 4))]
+    graph = trace(fn, args, {}).graph
+    phases, (loop,) = phases_of(graph), [n for n in graph.nodes if n.bodies]
+    outside = {phases[v] for n in graph.nodes for v in n.outputs}
+    (inside,) = {phases[v] for n in loop.bodies[0].nodes for v in n.outputs}
+    assert inside not in outside and {phases[v] for v in loop.bodies[0].inputs} == {inside}
+
+
 def test_what_cannot_be_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """A solver that was ended may have found nothing but states that cannot be: no program has them."""
     e = explorer(sent_twice, SLOW)
