@@ -338,7 +338,7 @@ class Model:
     def edge(self, v: int, supply: ValueUse, use: ValueUse) -> None:
         boxing = self.boxing(v)
         # By identity: hashing hundreds of signatures for each edge would take longer than all else here.
-        # What `column`, `shared`, `rest` and `alike` did not make belongs to a use, and lives as long.
+        # What `column`, `share_signatures`, `rest` and `alike` did not make is a use's, and lives as long.
         stays = v in self.lying
         key = id(boxing), id(supply.needs), id(use.needs), id(use.strict), use.times, stays
         if key not in self.tables:

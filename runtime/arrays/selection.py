@@ -52,7 +52,7 @@ class RestoreRequest:
     """What somebody asks for of a step.
 
     Arguments:
-      like: what is wanted, see `state.wanted`.
+      like: what is wanted, see `state.restore_targets`.
       only: the key of a part, or several, outermost first.
       dtype: that floating leaves are converted to.
     """

@@ -84,7 +84,7 @@ def leaves_key(leaves: Sequence[Leaf]) -> tuple[Any, ...] | None:
 
 
 def _seen(leaf: Leaf) -> Any:
-    """The key of one leaf, as in `seen`."""
+    """The key of one leaf, as in `leaves_key`."""
     kind = type(leaf)
     if kind is ARRAY:
         return None if leaf.is_deleted() else leaf.aval

@@ -64,7 +64,7 @@ class Restacking:
         """The state as it is wanted.
 
         Arguments:
-          saved: what was read, in the structure of `saved`.
+          saved: what was read, in the structure of `saved_state`.
           keys: that the state has in the checkpoint.
           take: `(leaf that is wanted, its rows, its sources) -> leaf`.
 

@@ -77,7 +77,7 @@ def with_halos(fills: Callable[..., Sequence[ArrayLike | None]]) -> Callable[...
 
 
 def window_communication(ctx: Context) -> Iterable[Communication]:
-    """What `windowed` bodies send; the windowed operands are as many as have the shape of the first."""
+    """What `with_halos` bodies send; the windowed operands are as many as have the shape of the first."""
     halos = {d: s.halo for d, s in _slides(ctx).items()}
     for i, layout in enumerate(ctx.operands):
         if layout.shape == ctx.operands[0].shape:
