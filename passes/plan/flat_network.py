@@ -136,10 +136,8 @@ def starts_of(lengths: Indices) -> Indices:
 
 
 def _filled(values: Table, starts: Indices, ceiling: float) -> Table:
-    least, places = np.minimum.reduceat(values, starts), np.flatnonzero(np.isinf(values))
-    filled = values.copy()
-    filled[places] = least[np.searchsorted(starts, places, side="right") - 1] + ceiling
-    return filled
+    tops = np.minimum.reduceat(values, starts) + ceiling
+    return np.where(np.isinf(values), np.repeat(tops, np.diff(starts, append=values.size)), values)
 
 
 def ranges(starts: Indices, lengths: Indices) -> Indices:
