@@ -222,10 +222,12 @@ def part_seconds(steps: Sequence[Step], kept: Collection[Version], costs: Costs)
     """The time of some steps of a program as one of their own.
 
     Arguments:
-      kept: versions that are needed after the last step.
+      kept: versions that are needed after the last step; one that no step makes or reads only passes by.
     """
     sizes = costs.sizes
-    k = kernels([op_of(step, sizes.physical) for step in steps], sizes, kept)
+    ops = [op_of(step, sizes.physical) for step in steps]
+    known = {v for op in ops for v in (*op.reads, *op.writes)}
+    k = kernels(ops, sizes, [v for v in kept if v in known])
     return _Run(k, hiding_order(k, sent_together(k), costs.scheduled_seconds), costs).seconds()
 
 

@@ -208,7 +208,7 @@ class NearProblem:
             return costs
         graph, hierarchy = self.s.graph, self.physical.placement.shape
         sends = [
-            any(t.kind in kinds for t in communication_of(graph, node, strategy.lying, hierarchy))
+            any(t.kind in kinds for t in communication_of(graph, node, strategy.signatures, hierarchy))
             for strategy in self.model.states[x]
         ]
         return np.where(sends, np.inf, costs)

@@ -92,7 +92,7 @@ def test_every_layout_learns_what_one_device_does(
     program = sbp.compile(
         many.step,
         place,
-        in_sbp=many.in_sbp(place, layout),
+        in_sbp=many.in_sbp(place),
         options=sbp.Options(hardware=SPLITTING, check=True),
     )
     plan = program.plan(params, state, batch(0))

@@ -311,6 +311,19 @@ def test_an_order_in_sections_that_is_shorter_does_not_count(monkeypatch: pytest
     assert found() == longer
 
 
+def test_what_only_passes_by_a_part_costs_nothing() -> None:
+    """A stage may hand on what it was given, and none of its ops reads."""
+    takes = evaluator(planned(train, (WEIGHTS, array(WIDTH, ROWS)), ([B], [S(1)])))
+    steps, ends = (
+        takes.physical.steps,
+        list(zip(takes.physical.graph.outputs, takes.physical.outputs, strict=True)),
+    )
+    made = [(x, nd) for x, nd in ends if isinstance(x, int)]
+    assert takes.part_seconds(steps, [*made, (len(takes.physical.graph.values), (B,))]) == takes.part_seconds(
+        steps, made
+    )
+
+
 def test_what_is_turned_over_is_copied_at_the_end() -> None:
     """The weight and its moment are written apart, and copied to where they belong."""
     along_rows, along_columns = (updated([S(d)]) for d in (0, 1))
