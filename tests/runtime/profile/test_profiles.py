@@ -69,7 +69,7 @@ def recommender() -> Made:
     params = learner.init(jax.random.key(0))
     placement = sbp.placement("cpu", shape=(4,))
     program = sbp.compile(
-        learner.step, placement, in_sbp=learner.in_sbp(placement, "rows"), donate_argnums=(0, 1)
+        learner.step, placement, in_sbp=learner.in_sbp(placement), donate_argnums=(0, 1)
     )
     return program, (params, learner.init_state(params), batch)
 
@@ -175,7 +175,7 @@ def test_marks_change_nothing_but_names() -> None:
     _, _, consts = built.executable
     placed = built.place(jax.tree.leaves(args))
     texts = [
-        built.jitted(program.placement.mesh, None, m).lower(*placed, *consts).compile().as_text()
+        built.jit(program.placement.mesh, None, m).lower(*placed, *consts).compile().as_text()
         for m in ({}, marks)
     ]
     assert f"sbp.{MARK}" in texts[1] and f"sbp.{MARK}" not in texts[0]

@@ -106,7 +106,7 @@ def test_tables_by_rows_are_exchanges_by_name() -> None:
     learner, on = recommenders.learner(), recommenders.LINE
     params = jax.jit(learner.init)(jax.random.key(0))
     args = params, jax.jit(learner.init_state)(params), recommenders.batch(0)
-    source = checked(learner.step, args, on, in_sbp=learner.in_sbp(on, "rows"))
+    source = checked(learner.step, args, on, in_sbp=learner.in_sbp(on))
     assert re.search(r'sbp\.shards\.on_shards\(\s*"sbp_lookup', source.text)
     assert re.search(r'sbp\.shards\.on_shards\(\s*"sbp_update_rows"', source.text)
 
