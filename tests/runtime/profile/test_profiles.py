@@ -68,9 +68,7 @@ def recommender() -> Made:
     batch = replace(batch, keys=np.asarray(batch.keys).astype(np.int32))
     params = learner.init(jax.random.key(0))
     placement = sbp.placement("cpu", shape=(4,))
-    program = sbp.compile(
-        learner.step, placement, in_sbp=learner.in_sbp(placement), donate_argnums=(0, 1)
-    )
+    program = sbp.compile(learner.step, placement, in_sbp=learner.in_sbp(placement), donate_argnums=(0, 1))
     return program, (params, learner.init_state(params), batch)
 
 
