@@ -99,6 +99,7 @@ class Solver(LocalSearch):
         super().__init__(network, budget, effort or Effort(), good_gap)
         self.is_part, self.progress = is_part, progress
         self.peaks = self.effort.part(1.0 - constants.PART_SHARE)
+        self.own = len(self.loads)
         self.known = Known()
         self.combined_seconds = 0.0
         """Of work that it took to bring together what is known, the last time."""
@@ -156,10 +157,19 @@ class Solver(LocalSearch):
             self._polish(self.begun_at[-1])
             self.known.add(self.nearest if self.states is None else self.states)
 
-    def smallest(self, effort: Effort) -> BudgetSolution:
-        """States with the smallest peak found, and a lower bound on any."""
-        self._allow(effort)
+    def smallest(self, effort: Effort, seconds: float) -> BudgetSolution:
+        """States with the smallest peak found, and a lower bound on any by the loads that it was made with:
+        those taken later are of one plan, and others may do without.
+
+        Arguments:
+          seconds: of work at the most, for each of the two.
+        """
+        self._allow(effort.at_most(seconds))
         least, self.states = self._least_peak(), None
+        if len(self.loads) > self.own:
+            limit, self.effort = self.budget.limit, effort.at_most(seconds)
+            own = flat_budget(self.flat, self.loads[: self.own], limit)
+            _, least = least_peak(self.prices.flat, own, limit, self.nearest, self.effort)
         return self._answer(least)
 
     def run(self) -> BudgetSolution:

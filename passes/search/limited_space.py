@@ -192,7 +192,7 @@ class LimitedSpace(Space):
     def smallest(self, search: Solver, effort: Effort) -> PlanCandidate | SmallestPeak:
         """The smallest peak, where nothing was found that fits; it may fit after all."""
         effort = Effort(effort.count)  # a refusal has to be sure
-        least = search.smallest(effort.at_most(constants.TRY_SECONDS))
+        least = search.smallest(effort, constants.TRY_SECONDS)
         # Of all that have about this peak a cheap one: nothing in it is larger than it must be.
         near = search.go_on((1.0 + constants.CLOSE) * least.peak_bytes, effort.at_most(constants.TRY_SECONDS))
         self.budget, self.prices = (

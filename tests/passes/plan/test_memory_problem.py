@@ -85,5 +85,5 @@ def test_a_search_goes_on_under_another_limit() -> None:
     )
     assert again.fits and alone.fits
     assert max(again.bound, alone.bound) <= min(again.cost, alone.cost) * (1 + 1e-9)
-    least = search.smallest(Effort().at_most(2.0))
+    least = search.smallest(Effort(), 2.0)
     assert least.least_peak_bytes <= least.peak_bytes <= again.peak_bytes

@@ -261,6 +261,15 @@ def test_what_nodes_have_beside_that_is_taken_too() -> None:
     assert search.go_on(8.0, Effort()).states == (0, 0, 0)
 
 
+def test_what_was_taken_of_one_plan_is_in_no_bound_of_all() -> None:
+    network = CostNetwork((np.array([0.0, 2.0]), np.array([0.0, 3.0])), ())
+    search = Solver(network, Budget(tuple(Load(k, 0, 2, np.array([4.0, 1.0])) for k in range(2)), 5.0))
+    assert search.smallest(Effort(), 1.0).least_peak_bytes == pytest.approx(2.0)
+    search.go_on(5.0, Effort(), (Load(-1, 0, 2, np.array([3.0])),))
+    least = search.smallest(Effort(), 1.0)
+    assert (least.peak_bytes, least.least_peak_bytes) == (5.0, pytest.approx(2.0))
+
+
 def test_where_it_began_is_known_under_another_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without time to search, what it was told of is better than nothing that fits."""
     monkeypatch.setattr(constants, "COMPARED_CELLS", 0)
