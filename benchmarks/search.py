@@ -70,7 +70,6 @@ def _as_found(space: limited_space.LimitedSpace, search: Any, fitted: Any, _: An
 PARTS: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
     "folded networks": ((constants, "ALIKE_PART", 0.0),),
     "parallelisms by name": ((search, "seeds_for", lambda *_, **__: ()),),
-    "parallelisms of the cheapest plan left out": ((pool.Space, "allows_cheapest", _nothing),),
     "signatures that reduce first": ((Strategy, "partial_results", 0),),
     "what is exposed": ((explore.Explorer, "go_on", lambda _, chain: setattr(chain, "is_over", True)),),
     "parts of other plans": ((explore.Explorer, "cross", lambda *_: False),),

@@ -210,8 +210,8 @@ would alternate."""
 UNSEEN_SHARE = 0.3
 """What a collective counts where the plan sends nothing in the same phase of the step. Half: steps up to 0.5
 % longer. Double: steps up to 1.0 % longer."""
-TIE = 0.02
-"""The standard deviation of the logarithms of shaken shares, to find plans that cost about the same."""
+TIE = 0.035
+"""Shaken shares are more or less by so much at the most, to find plans that cost about the same."""
 CROSSOVER_PLANS = 40
 """Plans whose parts are looked at in the best one."""
 TURNS_PART = 0.75

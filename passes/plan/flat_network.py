@@ -52,7 +52,7 @@ class FlatNetwork(NamedTuple):
         """Cells of the tables that a sweep goes through."""
         sizes = self.sizes
         ends = np.repeat(sizes, np.diff(self.first))
-        return int(ends @ sizes[self.other])
+        return int((ends * sizes[self.other]).sum())
 
     def split(self, values: Table) -> list[Table]:
         """Views of an array over all states, one per node."""

@@ -50,7 +50,7 @@ class Wide(NamedTuple):
     @property
     def cells(self) -> int:
         """Cells of the cores that a sweep goes through."""
-        return int(self.width @ self.width[self.twin])
+        return int((self.width * self.width[self.twin]).sum())
 
 
 @compile_loops

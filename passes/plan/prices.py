@@ -6,6 +6,7 @@ much, of a length that grows while it pays and else shrinks (a level method: Gof
 steps there are only two sweeps of TRW-S, so that neither waits for the other.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -158,12 +159,12 @@ class Prices:
         over[(over < 0.0) & (self.at == 0.0)] = 0.0
         # Averages come near to the room and never to it; a step is as long as this is little.
         over[np.abs(over) <= RELATIVE_NOISE * np.abs(self.budget.room)] = 0.0
-        square = float(over @ over)
+        square = float((over * over).sum())
         if square > 0.0:
             self.charge(np.maximum(0.0, self.at + self.hope / square * over))
 
     def _paid_back(self) -> float:
-        return float(self.at @ self.budget.room)
+        return float((self.at * self.budget.room).sum())
 
     def charge(self, prices: Table) -> None:
         """Goes to other prices."""
@@ -184,7 +185,7 @@ def least_peak(
     for number in range(constants.PEAK_ROUNDS):
         if effort.is_spent or search.peak <= search.lower * (1.0 + RELATIVE_NOISE):
             break
-        search.weigh(constants.PEAK_SHARPNESS * (number + 1.0) ** 0.5)
+        search.weigh(constants.PEAK_SHARPNESS * math.sqrt(number + 1.0))
         search.move()
     return search.states, search.lower
 
@@ -219,13 +220,13 @@ class _PeakSearch:
         for _ in range(constants.HELD_STEPS):
             self.dual.sweep(True)
             self.dual.sweep(False)
-            self.lower = max(self.lower, self.dual.lower_bound() + float(self.weights @ self.fixed))
+            self.lower = max(self.lower, self.dual.lower_bound() + float((self.weights * self.fixed).sum()))
             states = self.dual.decode(True)
             self.offer(states)
             use = forests.use_of(self.budget, states) + self.fixed
             self.average = use if self.average is None else 0.9 * self.average + 0.1 * use
             scaled = sharpness * self.average / max(float(self.average.max(initial=0.0)), 1e-300)
-            weights = np.exp(scaled - scaled.max(initial=0.0))
+            weights = exponentials(scaled - scaled.max(initial=0.0))
             weights /= max(float(weights.sum()), 1e-300)
             forests.price_loads(self.budget, weights - self.weights, self.dual.theta, self.flat.offsets)
             self.weights = weights
@@ -240,3 +241,16 @@ class _PeakSearch:
         moves, most = constants.MOVES, constants.FOREST_NODES
         forests.improve(self.flat, budget, theta, self.work, states, use, moves, moves * most, most, 0.0)
         self.offer(states)
+
+
+def exponentials(values: Table) -> Table:
+    """About e to the power of values that are not positive, the same on every machine: (1 + x / 1024) to the
+    power of 1024, and 0 below.
+
+    >>> exponentials(np.array([0.0, -1.0, -2000.0])).round(3).tolist()
+    [1.0, 0.368, 0.0]
+    """
+    powers = np.maximum(0.0, 1.0 + values / 1024)
+    for _ in range(10):
+        powers *= powers
+    return powers

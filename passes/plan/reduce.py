@@ -240,7 +240,7 @@ class _Reducer:
     def _undominated(self, node: int) -> Kept | None:
         near = self.edges[node]
         widest = max((self.size[other] for other in near), default=0)
-        if self.size[node] ** 2 * widest > constants.COMPARED_CELLS:
+        if self.size[node] * self.size[node] * widest > constants.COMPARED_CELLS:
             return None
         loads = tuple(sorted({number for _, number in self.carried[node]}))
         return self.algebra.undominated_states(self.theta[node], tuple(sorted(near.values())), loads)

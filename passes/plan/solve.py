@@ -99,7 +99,6 @@ class Solver(LocalSearch):
         super().__init__(network, budget, effort or Effort(), good_gap)
         self.is_part, self.progress = is_part, progress
         self.peaks = self.effort.part(1.0 - constants.PART_SHARE)
-        self.own = len(self.loads)
         self.known = Known()
         self.combined_seconds = 0.0
         """Of work that it took to bring together what is known, the last time."""
@@ -166,10 +165,10 @@ class Solver(LocalSearch):
         """
         self._allow(effort.at_most(seconds))
         least, self.states = self._least_peak(), None
-        if len(self.loads) > self.own:
-            limit, self.effort = self.budget.limit, effort.at_most(seconds)
-            own = flat_budget(self.flat, self.loads[: self.own], limit)
-            _, least = least_peak(self.prices.flat, own, limit, self.nearest, self.effort)
+        if self.loads is not self.reduction.loads:
+            own = flat_budget(self.flat, self.reduction.loads, self.budget.limit)
+            given = self.budget.limit, self.nearest, effort.at_most(seconds)
+            least = least_peak(self.prices.flat, own, *given)[1]
         return self._answer(least)
 
     def run(self) -> BudgetSolution:
@@ -230,7 +229,7 @@ class Solver(LocalSearch):
 
     def _combine(self) -> None:
         """The best of what is known together, and of that with what costs least by the bound."""
-        begun, paid = self.effort.count.seconds, float(self.prices.best @ self.flat_budget.room)
+        begun, paid = self.effort.count.seconds, float((self.prices.best * self.flat_budget.room).sum())
         if self.is_part or self.combined_seconds > constants.PART_SHARE * self.effort.seconds_left:
             return
         priced = self.flat._replace(theta=self._priced(self.prices.best))

@@ -55,7 +55,7 @@ class PlanChain:
     @property
     def promise(self) -> float:
         """The lower, the sooner it is gone on with."""
-        return self.best.times.step_seconds * (1.0 + constants.PATIENCE) ** self.looks
+        return self.best.times.step_seconds * (1.0 + constants.PATIENCE * self.looks)
 
 
 class Explorer:
@@ -127,8 +127,8 @@ class Explorer:
         begins = turn == 2 and (self.may_solve or self.turns == 2)
         if turn == 0 and self.look_near():
             pass
-        elif (chain is None or begins) and (seed := self.next_seed()):
-            self.begin(*seed)
+        elif (chain is None or begins) and self.seeds:
+            self.begin(self.seeds.pop(0))
         elif turn == 3 and not last.looks and last.at.times.step_seconds <= self.base.times.step_seconds:
             self.go_on(last)
         elif chain is not None:
@@ -137,18 +137,9 @@ class Explorer:
             return False
         return True
 
-    def next_seed(self) -> tuple[str, tuple[Table, ...]] | None:
-        """A parallelism that leads elsewhere, and the costs of the states that it allows: where it allows the
-        cheapest plan of all, that is its cheapest too."""
-        while self.seeds:
-            seed = self.seeds.pop(0)
-            unary = self.space.restriction(seed)
-            if not self.space.allows_cheapest(unary):
-                return seed_name(seed), unary
-        return None
-
-    def begin(self, name: str, unary: tuple[Table, ...]) -> None:
+    def begin(self, seed: Sequence[SeedUse]) -> None:
         """A chain that begins with a parallelism."""
+        name, unary = seed_name(seed), self.space.restriction(seed)
         found = self.solve_whole(unary, name)
         if found is not None:
             self.pool.add(found)
@@ -222,7 +213,7 @@ class Explorer:
         """The best plan's own problem with shares that are shaken a little; whether it leads elsewhere."""
         s = self.space
         before = best.shares or dict.fromkeys(s.exposure.shares(best.times), 1.0)
-        noise = np.exp(constants.TIE * self.random.standard_normal(len(before)))
+        noise = self.random.uniform(1.0 - constants.TIE, 1.0 + constants.TIE, len(before))
         shares = {g: x * float(y) for (g, x), y in zip(before.items(), noise, strict=True)}
         return self.took(s.solve_near(s.network.unary, shares, best, "near the best", self.no_end))
 

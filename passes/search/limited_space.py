@@ -117,7 +117,7 @@ class LimitedSpace(Space):
             if found.cost <= (1.0 + constants.DEARER) * first.cost:
                 return fitted
         elif first.fits and began is not None:
-            fitted = self.fit_with_less(base, starts, limit**2 / began.memory_bytes, effort)
+            fitted = self.fit_with_less(base, starts, limit * limit / began.memory_bytes, effort)
             if fitted is not None:
                 return fitted
         other = self.smallest(search, effort)

@@ -110,7 +110,6 @@ class Space:
       clock: makes the programs of its plans.
       donated: positions of the inputs whose memory the results may take.
       bound: what no plan of it can be cheaper than.
-      cheapest: the states of its cheapest plan, where that is known.
     """
 
     solves = True
@@ -123,10 +122,9 @@ class Space:
         clock: Clock,
         donated: Sequence[int] = (),
         bound: float = 0.0,
-        cheapest: Sequence[int] = (),
     ) -> None:
         self.model, self.network, self.clock, self.donated = model, network, clock, donated
-        self.bound, self.cheapest = bound, cheapest
+        self.bound = bound
         self.seen: set[tuple[int, ...]] = set()
 
     @cached_property
@@ -142,12 +140,6 @@ class Space:
     def restriction(self, seed: Sequence[SeedUse]) -> tuple[Table, ...]:
         """The costs of states, infinite where a parallelism does not allow them."""
         return restriction(self.model, seed, self.tensors)
-
-    def allows_cheapest(self, unary: tuple[Table, ...]) -> bool:
-        """Whether the cheapest plan of all is known and among those that these costs of states allow."""
-        return bool(self.cheapest) and all(
-            math.isfinite(u[i]) for u, i in zip(unary, self.cheapest, strict=True)
-        )
 
     def solve(
         self,

@@ -91,8 +91,10 @@ class Search:
         if best is None:
             assert isinstance(fitted, SmallestPeak)
             return FoundSignatures(fastest.assignment, smallest=fitted)
-        took = fastest.times.step_seconds, best.times.step_seconds
-        return self.answer(best, notes.fitted_note(self.pool.limit_bytes, fastest.memory_bytes, *took))
+        fits = self.pool.limit_bytes, fastest.memory_bytes
+        return self.answer(
+            best, notes.fitted_note(*fits, fastest.times.step_seconds, best.times.step_seconds)
+        )
 
     def effort_part(self, seconds: float) -> Effort:
         """The effort of a part of the search."""
@@ -104,12 +106,14 @@ class Search:
         """The space of the program, and the cheapest plan; no space if it is too large to be written down."""
         model = CutModel(self.candidates, self.asked, self.boxings, self.effort.count.is_over)
         network = model.build_indexed()
-        effort, progress = self.effort_part(constants.SOLVE_SECONDS), self.request.terms.progress
-        solution = solve_indexed(network, effort=effort, progress=progress)
+        solution = solve_indexed(
+            network,
+            effort=self.effort_part(constants.SOLVE_SECONDS),
+            progress=self.request.terms.progress,
+        )
         if not math.isfinite(solution.cost):
             raise CutOff
-        self.bound = solution.bound
-        self.edge_cells = network.edge_cells
+        self.bound, self.edge_cells = solution.bound, network.edge_cells
         assignment = model.chosen_signatures(solution.states, solution.cost, solution.bound)
         takes = self.clock.program(assignment, self.request.donated)
         base = self.pool.add(
@@ -117,27 +121,30 @@ class Search:
         )
         if not self.overlaps(base):
             return None, base
-        return self.space(model, network, base), base
+        return self.space(model, network, base)
 
     def overlaps(self, base: PlanCandidate) -> bool:
         """Whether any collective may run beside kernels."""
         return self.request.hardware.platform in OVERLAPPING and bool(base.times.sent or base.times.talked)
 
-    def space(self, model: Model, network: IndexedNetwork, base: PlanCandidate) -> Space | None:
-        """The space of a model; of groups of axes where it is too large; None where that is too large too.
+    def space(
+        self, model: Model, network: IndexedNetwork, base: PlanCandidate
+    ) -> tuple[Space | None, PlanCandidate]:
+        """The space of a model, or of groups of axes where it is too large, and the cheapest plan in it; None
+        where that is too large too.
 
         Arguments:
           base: the cheapest plan of the model.
         """
-        few, cheapest = self.few(base, network.cells), base.states
+        few = self.few(base, network.cells)
         if few is not self.candidates:
             model = CutModel(few, self.asked, self.boxings, self.effort.count.is_over)
             network = model.build_indexed()
         if network.cells > constants.WRITTEN_CELLS:
-            return None
+            return None, base
         if few is not self.candidates:
-            cheapest = states_of(model, network.dense(), base.assignment)
-        return Space(model, network.dense(), self.clock, self.request.donated, self.bound, cheapest=cheapest)
+            base = replace(base, states=tuple(states_of(model, network.dense(), base.assignment)))
+        return Space(model, network.dense(), self.clock, self.request.donated, self.bound), base
 
     def few(self, known: PlanCandidate, cells: float) -> Candidates:
         """The signatures that do the same along neighbouring axes, and those of a plan.
@@ -158,15 +165,11 @@ class Search:
         if space is None:
             self.is_large = self.overlaps(base)
             return
-        base, effort = (
-            replace(base, states=tuple(space.cheapest)),
-            self.effort_part(constants.EXPLORE_SECONDS),
-        )
         # Of groups of axes the first is the outer one.
         outer = 1 if space.model.c is self.candidates else len(self.groups[0])
         loops = any(n.bodies for n in self.candidates.graph.nodes)
         seeds = seeds_for(self.request.placement.ndim, outer, loops=loops)
-        explorer = Explorer(space, self.pool, base, seeds, effort)
+        explorer = Explorer(space, self.pool, base, seeds, self.effort_part(constants.EXPLORE_SECONDS))
         explorer.run(constants.FEWEST_TURNS, constants.MOST_TURNS, self.request.terms.effort)
         self.start = explorer.first
 
@@ -204,8 +207,9 @@ class Search:
         found = self.tried_out(found)
         if isinstance(found, PlanCandidate) and self.overlaps(found) and found.states:
             effort = self.effort_part(constants.LIMITED_SECONDS)
-            explorer = Explorer(space, self.pool, space.best(found), (), effort)
-            explorer.run(constants.FEWEST_TURNS, constants.MOST_TURNS, self.request.terms.effort)
+            Explorer(space, self.pool, space.best(found), (), effort).run(
+                constants.FEWEST_TURNS, constants.MOST_TURNS, self.request.terms.effort
+            )
         return found
 
     def limited_problems(self, fastest: PlanCandidate) -> list[LimitedProblem]:

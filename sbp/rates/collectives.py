@@ -80,7 +80,7 @@ class HostNetwork:
         """Up and down both trees, of so many bytes for each card; chunks follow each other."""
         each = self.prepare_seconds + self.round_trip_seconds
         rate = HEADERS / (TREE_SHARE * self.bytes_per_second) + self.prepare_seconds / CHUNK_BYTES
-        return 2 * (math.ceil(math.log2(domains)) * each + card_bytes * rate)
+        return 2 * ((domains - 1).bit_length() * each + card_bytes * rate)
 
 
 def collective_seconds(

@@ -15,10 +15,16 @@ Evidence: TypeAlias = Literal["measured", "scaled", "formula"]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long something takes on a chip, and how that is known."""
+    """How long something takes on a chip, and how that is known.
+
+    Seconds have twelve digits: the last ones of a logarithm differ between libraries of C, and plans would.
+    """
 
     seconds: float
     source: Evidence
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seconds", float(f"{self.seconds:.12g}"))
 
 
 @dataclass(frozen=True, slots=True)

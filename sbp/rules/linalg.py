@@ -43,8 +43,8 @@ rule(*VECTOR, note="the pivots of one matrix are whole")(_in_batches(1))
 
 
 def _fft_flops(op: Op) -> float:
-    size = math.prod(op.params["fft_lengths"])
-    return 5.0 * math.log2(max(size, 2)) * max(math.prod(s) for s in (*op.shapes, *op.results))
+    size: int = math.prod(op.params["fft_lengths"])
+    return 5.0 * (max(size, 2) - 1).bit_length() * max(math.prod(s) for s in (*op.shapes, *op.results))
 
 
 def _fft_local(ctx: Context, x: jax.Array) -> list[jax.Array]:

@@ -25,8 +25,7 @@ from sbp.passes.plan.flat_network import all_costs
 from sbp.passes.plan.model import ChosenSignatures, Model
 from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.pins import boundary
-from sbp.passes.plan.seeds import seed_name, seeds_for
-from sbp.passes.plan.solve import solve
+from sbp.passes.plan.seeds import seeds_for
 from sbp.passes.program.trace import trace
 from sbp.passes.request import Request, Terms
 from sbp.passes.search import pool as pools
@@ -194,19 +193,6 @@ def test_the_last_turns_of_a_round_cross() -> None:
     part = round(16 * constants.TURNS_PART)
     whole = [False] * part + [True] * (16 - part)
     assert crossed == whole + [False] * (2 * part - 16) + [True] * (32 - 2 * part)
-
-
-def test_parallelisms_of_the_cheapest_plan_lead_nowhere_else() -> None:
-    """A parallelism is left out that allows the cheapest plan: none of its plans is cheaper."""
-    e = explorer(sent_twice, SLOW)
-    space, base = e.space, e.chains[0].at
-    space.cheapest = base.states
-    begun = [name for name, _ in iter(e.next_seed, None)]
-    left_out = [seed for seed in seeds_for(1) if seed_name(seed) not in begun]
-    assert begun and left_out
-    for seed in left_out:
-        found = solve(CostNetwork(space.restriction(seed), space.network.edges))
-        assert found.cost == space.network.cost(base.states)
 
 
 def longer_by(seconds: float, plan: PlanCandidate) -> PlanCandidate:
