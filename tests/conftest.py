@@ -11,6 +11,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -89,6 +90,7 @@ settings.load_profile("sbp")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="the full suite, not one of ten CPU minutes")
+    parser.addoption("--turn", metavar="K/N", help="of the full tests the Kth of N parts, of 0 to N - 1")
     parser.addoption("--cpu-seconds", action="store_true", help="print what folders and tests took")
     parser.addoption("--update-golden", action="store_true", help="write the golden texts anew")
 
@@ -129,8 +131,16 @@ def leave_out(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.full)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def keep_turn(items: list[pytest.Item], turn: str) -> None:
+    """Of the full tests those that have their turn stay."""
+    part, parts = map(int, turn.split("/"))
+    items[:] = [x for x in items if "full" not in x.keywords or crc32(x.nodeid.encode()) % parts == part]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     leave_out(items)
+    if config.option.turn:
+        keep_turn(items, config.option.turn)
     of_file = functools.cache(lambda path: (is_of(QUICK, path), is_of(LINES, path)))
     for item in items:
         quick, lines = of_file(item.path)
