@@ -30,7 +30,7 @@ GPT = gpt.Config(width=1024, heads=16, vocabulary=51_200, sequence=1024, dropout
 
 def gpt_case(choice: str, shape: Sequence[int], layers: int, computed: Any = None) -> Case:
     """A GPT of width 1,024, 16 heads, vocabulary 51,200, 8 rows of 1,024 tokens a device, AdamW."""
-    return cases.gpt_case(choice, shape, layers, replace(GPT, computed=computed), 8 * prod(shape))
+    return cases.gpt_case(choice, shape, layers, replace(GPT, compute_dtype=computed), 8 * prod(shape))
 
 
 def llama_case(config: llama.Config, rows: int, choice: str, shape: Sequence[int]) -> Case:

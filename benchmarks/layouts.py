@@ -34,7 +34,7 @@ from sbp.hardware.catalogue import hardware_for
 from sbp.options import PipelineOptions
 from sbp.rates.chips import CHIPS
 
-CONFIG = replace(llama.PRESETS["70b"], fused="cudnn")
+CONFIG = replace(llama.PRESETS["70b"], attention="cudnn")
 OPTIMIZER = optax.adamw(1e-3)
 HOST = 8
 STAGES = 4

@@ -93,7 +93,7 @@ def block(x: jax.Array, layer: Any, config: llama.Config, lies: Lies) -> jax.Arr
 
 def loss(params: Any, tokens: jax.Array, key: Any, config: llama.Config, lies: Lies) -> jax.Array:
     """The mean cross-entropy in nats; no key is used."""
-    x = lies(params["embedding"].astype(config.computed)[tokens[:, :-1]], "batch length embed")
+    x = lies(params["embedding"].astype(config.compute_dtype)[tokens[:, :-1]], "batch length embed")
     x = llama.through(x, params["layers"], partial(block, config=config, lies=lies), config)
     x = llama.normalize(x, params["norm"].astype(x.dtype))
     scores = lies(x @ params["head"].astype(x.dtype), "batch length vocab").astype(jnp.float32)

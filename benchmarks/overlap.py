@@ -62,7 +62,7 @@ class SimulatedCosts:
     def scale(self) -> float:
         """Simulated seconds of kernels, as a share of those of the plan."""
         steps = executions(self.takes.physical.steps)
-        return self.kernel_seconds / sum(e.assumed * self._planned(e.step) for e in steps)
+        return self.kernel_seconds / sum(e.assumed_count * self._planned(e.step) for e in steps)
 
     def _planned(self, step: Step) -> float:
         """What the plan says of a step, without what it sends."""
@@ -123,7 +123,7 @@ class SimulatedCosts:
 
     def serial_seconds(self) -> float:
         """The time of all steps, one after the other."""
-        return sum(e.assumed * self.seconds_of(e.step) for e in executions(self.takes.physical.steps))
+        return sum(e.assumed_count * self.seconds_of(e.step) for e in executions(self.takes.physical.steps))
 
 
 @dataclass(frozen=True, slots=True)

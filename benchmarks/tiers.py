@@ -243,7 +243,7 @@ class Peaks:
     def _look(self) -> None:
         while not self._ended.wait(0.02):
             now = memory_now()
-            self.host, self.mapped = max(self.host, now.host), max(self.mapped, now.mapped)
+            self.host, self.mapped = max(self.host, now.host), max(self.mapped, now.mapped_bytes)
 
     def __enter__(self) -> Peaks:
         self._thread.start()

@@ -95,20 +95,20 @@ class Identities:
     exponent: float = 1.1
     seed: int = 0
     cumulative: NDArray[np.float64] = field(init=False, repr=False)
-    shuffled: NDArray[np.int32] = field(init=False, repr=False)
+    shuffled_ids: NDArray[np.int32] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         cumulative = np.cumsum(np.arange(1, self.classes + 1, dtype=np.float64) ** -self.exponent)
         # Frequent identities are spread over all ids, else the first device would have all the work.
         order = np.random.default_rng(self.seed).permutation(self.classes).astype(np.int32)
         object.__setattr__(self, "cumulative", cumulative / cumulative[-1])
-        object.__setattr__(self, "shuffled", order)
+        object.__setattr__(self, "shuffled_ids", order)
 
     def batch(self, size: int, seed: tuple[int, ...]) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         """Inputs and labels; equal seeds give equal batches."""
         random = np.random.default_rng(seed)
         ranks = np.searchsorted(self.cumulative, random.uniform(size=size), side="right")
-        labels = self.shuffled[np.minimum(ranks, self.classes - 1)]
+        labels = self.shuffled_ids[np.minimum(ranks, self.classes - 1)]
         centres = np.stack(
             [np.random.default_rng((self.seed, label)).normal(size=self.inputs) for label in labels]
         )

@@ -40,7 +40,7 @@ class Config:
     """The sizes of a GPT; `sequence` is the number of tokens it sees at once.
 
     Arguments:
-      computed: dtype of all but the weights and the loss; None: that of the weights.
+      compute_dtype: dtype of all but the weights and the loss; None: that of the weights.
     """
 
     layers: int = 2
@@ -49,7 +49,7 @@ class Config:
     vocabulary: int = 96
     sequence: int = 32
     dropout: float = 0.05
-    computed: DTypeLike | None = None
+    compute_dtype: DTypeLike | None = None
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
@@ -174,8 +174,8 @@ def logits(
       pipeline: its first stage also embeds, and its last one also scores.
     """
     keys = repeat(None) if key is None else iter(jax.random.split(key, 1 + 3 * config.layers))
-    if config.computed is not None:
-        params = jax.tree.map(lambda w: w.astype(config.computed), params)
+    if config.compute_dtype is not None:
+        params = jax.tree.map(lambda w: w.astype(config.compute_dtype), params)
     with pipeline.stage(0):
         x = params["embedding"][tokens] + params["position"][: tokens.shape[1]]
         x = drop(x, next(keys), config.dropout)

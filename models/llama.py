@@ -43,9 +43,9 @@ class Config:
       rotation: base of the wavelengths of the rotary positions.
       scan: whether the layers lie in one stack; else each is by itself.
       remat: whether the backward pass computes each layer once more.
-      fused: what `jax.nn.dot_product_attention` is asked for, "xla" or "cudnn"; None: attention by hand.
-      stored: dtype of the weights, and of the optimizer's state.
-      computed: dtype of the layers; norms, softmax and loss are float32 (float64 if the weights are).
+      attention: what `jax.nn.dot_product_attention` is asked for, "xla" or "cudnn"; None: attention by hand.
+      weight_dtype: dtype of the weights, and of the optimizer's state.
+      compute_dtype: dtype of the layers; norms, softmax and loss are float32 (float64 if the weights are).
     """
 
     layers: int = 2
@@ -58,9 +58,9 @@ class Config:
     rotation: float = 500_000.0
     scan: bool = True
     remat: bool = True
-    fused: Fused = None
-    stored: DTypeLike = jnp.float32
-    computed: DTypeLike = jnp.float32
+    attention: Fused = None
+    weight_dtype: DTypeLike = jnp.float32
+    compute_dtype: DTypeLike = jnp.float32
 
     def __post_init__(self) -> None:
         if self.width % (2 * self.heads) or self.heads % self.kv_heads:
@@ -79,9 +79,9 @@ class Config:
 # Llama 3.2 1B, which has no head of its own.
 PRESETS = {
     "tiny": Config(),
-    "1b": Config(16, 2048, 32, 8, 8192, 128_256, 8192, computed=jnp.bfloat16),
-    "8b": Config(32, 4096, 32, 8, 14_336, 128_256, 8192, computed=jnp.bfloat16),
-    "70b": Config(80, 8192, 64, 8, 28_672, 128_256, 8192, computed=jnp.bfloat16),
+    "1b": Config(16, 2048, 32, 8, 8192, 128_256, 8192, compute_dtype=jnp.bfloat16),
+    "8b": Config(32, 4096, 32, 8, 14_336, 128_256, 8192, compute_dtype=jnp.bfloat16),
+    "70b": Config(80, 8192, 64, 8, 28_672, 128_256, 8192, compute_dtype=jnp.bfloat16),
 }
 
 
@@ -129,10 +129,10 @@ def init(key: jax.Array, config: Config) -> PyTree:
     of_ends, of_layers = jax.random.split(key)
 
     def normal(key: jax.Array, *shape: int, variance: float) -> jax.Array:
-        return (variance**0.5 * jax.random.normal(key, shape)).astype(config.stored)
+        return (variance**0.5 * jax.random.normal(key, shape)).astype(config.weight_dtype)
 
     def layer(key: jax.Array) -> PyTree:
-        keys, branches, ones = jax.random.split(key, 7), 2 * config.layers, jnp.ones(d, config.stored)
+        keys, branches, ones = jax.random.split(key, 7), 2 * config.layers, jnp.ones(d, config.weight_dtype)
         return {
             "attention_norm": ones,
             "query": normal(keys[0], d, k, config.heads // k, e, variance=1 / d),
@@ -149,7 +149,7 @@ def init(key: jax.Array, config: Config) -> PyTree:
     return {
         "embedding": normal(first, config.vocabulary, d, variance=1.0),
         "layers": jax.vmap(layer)(keys) if config.scan else [layer(key) for key in keys],
-        "norm": jnp.ones(d, config.stored),
+        "norm": jnp.ones(d, config.weight_dtype),
         "head": normal(last, d, config.vocabulary, variance=1 / d),
     }
 
@@ -184,7 +184,9 @@ def attention(x: jax.Array, layer: PyTree, config: Config) -> jax.Array:
     """Causal self-attention, `b s d -> b s d`."""
     queries, keys, values = heads(x, layer, config)
     found = (
-        fused_attend(queries, keys, values, config.fused) if config.fused else attend(queries, keys, values)
+        fused_attend(queries, keys, values, config.attention)
+        if config.attention
+        else attend(queries, keys, values)
     )
     return jnp.einsum("bqkge,kged->bqd", found, layer["out"])
 
@@ -242,7 +244,7 @@ def through(
 
 def logits(params: PyTree, tokens: jax.Array, config: Config) -> jax.Array:
     """The logits of the next token at every position, `b s -> b s v`."""
-    x = params["embedding"][tokens].astype(config.computed)
+    x = params["embedding"][tokens].astype(config.compute_dtype)
     x = through(x, params["layers"], partial(block, config=config), config)
     return _exact(normalize(x, params["norm"].astype(x.dtype)) @ params["head"].astype(x.dtype))
 
@@ -321,9 +323,9 @@ def main(argv: Sequence[str] | None = None) -> train.Result:
         sequence=args.seq,
         scan=args.scan,
         remat=args.remat,
-        fused=args.fused,
-        stored=jnp.float64 if args.x64 else jnp.float32,
-        computed=jnp.bfloat16 if args.bf16 else jnp.float64 if args.x64 else jnp.float32,
+        attention=args.fused,
+        weight_dtype=jnp.float64 if args.x64 else jnp.float32,
+        compute_dtype=jnp.bfloat16 if args.bf16 else jnp.float64 if args.x64 else jnp.float32,
     )
     optimizer, corpus = optax.adamw(args.lr, b2=0.99), text.read(args.text)
     tokens = text.Vocabulary.of(corpus, config.vocabulary).encode(corpus)

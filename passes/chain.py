@@ -102,7 +102,7 @@ class Chosen(Listed):
     of the finished program, if the search has made it."""
 
     assignment: ChosenSignatures
-    asked: Boundary
+    asked_boundary: Boundary
     smallest: SmallestPeak | None
     recall: Recall
     record: ChoiceRecord
@@ -122,7 +122,7 @@ def find_rows(s: Logical) -> Logical:
     strict = r.terms.strict_nonfinite
     graph, remarks = train_rows(s.graph, r.terms.transfer, s.traced.in_paths, strict=strict)
     graph = mark_lookups(graph, r.terms.transfer)
-    graph = graph if r.sampled is None else r.sampled(graph)
+    graph = graph if r.with_sample is None else r.with_sample(graph)
     return replace(s.with_graph(graph), request=replace(r, notes=(*r.notes, *remarks)))
 
 
@@ -167,7 +167,7 @@ def choose_signatures(s: Listed) -> Chosen:
     return Chosen(
         **vars(s),
         assignment=found.assignment,
-        asked=asked,
+        asked_boundary=asked,
         smallest=found.smallest,
         recall=recall,
         record=record,
@@ -179,7 +179,7 @@ def _chosen(s: Listed, recall: Recall) -> tuple[FoundSignatures, ChoiceRecord]:
     """What is known already, or is found now."""
     if (known := recall.recorded_choice()) is not None:
         return FoundSignatures(known[0]), known[1]
-    found = Search(s.candidates, recall.asked, s.boxings, s.request).run()
+    found = Search(s.candidates, recall.boundary, s.boxings, s.request).run()
     return found, recall.keep(found)
 
 
@@ -237,7 +237,9 @@ def write_plan(s: Placed) -> PlanData:
     record = s.record
     if plan.gap < 0:
         # Versions are made from each other in a way that the search did not price: its bound is not of all.
-        bound = relaxed_bound(s.candidates, s.asked, s.boxings, Effort().at_most(constants.BOUND_SECONDS))
+        bound = relaxed_bound(
+            s.candidates, s.asked_boundary, s.boxings, Effort().at_most(constants.BOUND_SECONDS)
+        )
         record = s.recall.update_bound(replace(record, bound=bound))
     plan = with_bounds(plan, record, s.candidates, s.boxings, s.assignment.cheapest_seconds)
     if plan.memory_bytes > r.limit_bytes:
@@ -279,7 +281,7 @@ def compile_plan(traced: TracedProgram, request: Request) -> Plan:
     if terms.strict_nonfinite:
         usual = replace(request.terms, strict_nonfinite=False, memory_limit_bytes=math.inf)
         # The plan says what strictness costs on the wire; that takes a second search. The boxings are shared.
-        other_request = replace(request, terms=usual, taken=None).with_effort()
+        other_request = replace(request, terms=usual, record=None).with_effort()
         other = PLACEMENT.run(Logical(other_request, traced, boxings), terms.check)
         plan = replace(plan, notes=(*plan.notes, *notes.strict_notes(plan, other)))
     return with_forms(plan)

@@ -32,7 +32,7 @@ class Recall:
     """One choice of signatures, and what it depends on."""
 
     candidates: Candidates
-    asked: Boundary
+    boundary: Boundary
     boxings: Boxings
     request: Request
 
@@ -43,8 +43,8 @@ class Recall:
           ArgumentError: if what is given is for another program.
         """
         r = self.request
-        if r.taken is not None:
-            return self._given(r.taken)
+        if r.record is not None:
+            return self._given(r.record)
         key = self.key
         record = None if r.terms.store is None or key is None else r.terms.store.load(key)
         if record is None or record.program != self.graph.text:
@@ -66,7 +66,7 @@ class Recall:
     def save(self, record: ChoiceRecord) -> ChoiceRecord:
         """The record, which the store has from now on; what was given it does not keep."""
         r = self.request
-        if r.terms.store is not None and r.taken is None and self.key is not None:
+        if r.terms.store is not None and r.record is None and self.key is not None:
             r.terms.store.save(self.key, record)
         return record
 
@@ -103,7 +103,7 @@ class Recall:
         Raises:
           NotTaken, SpecError: if that is no choice for it.
         """
-        chosen = chosen_by(record, self.candidates, self.asked)
+        chosen = chosen_by(record, self.candidates, self.boundary)
         spec.check_assignment(self.candidates, chosen, self.boxings)
         return chosen
 
@@ -134,7 +134,7 @@ class Recall:
             self.graph.text,
             self.costs,
             repr(astuple(r.placement)),
-            repr(self.asked),
+            repr(self.boundary),
             repr((r.donated, r.whole_step, r.most_bytes)),
             repr((r.terms.effort, r.terms.memory_limit_bytes)),
             repr([graph.values[v].name for v in graph.inputs]),
@@ -149,7 +149,7 @@ class Recall:
         given = (f"{v.name}: {v.dtype}{list(v.shape)}" for v in ends)
         asked = (
             f"{v.name} as {format_sbp(nd)}"
-            for v, nd in zip(ends, self.asked.inputs, strict=False)
+            for v, nd in zip(ends, self.boundary.inputs, strict=False)
             if nd is not None
         )
         limits = r.terms.time_limit_seconds, r.terms.memory_limit_bytes

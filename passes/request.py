@@ -112,11 +112,11 @@ class Request:
       notes: remarks for the plan.
       terms: limits, and how rows travel.
       donated: positions of the argument leaves whose memory the results may take.
-      sampled: gives the lookups of a graph the ids of a batch, where one is at hand.
+      with_sample: gives the lookups of a graph the ids of a batch, where one is at hand.
       whole_step: whether the plan's peak is that of a step. For a placement that works on micro-batches it is
         not: its plan holds the stacks of all of them at once, and the schedule is checked instead.
       most_bytes: what the plan of a placement that works on micro-batches may need, per device.
-      taken: the signatures to take instead of searching.
+      record: the signatures to take instead of searching.
       effort: what the search may do; its work is counted there.
     """
 
@@ -131,10 +131,10 @@ class Request:
     notes: tuple[str, ...] = ()
     terms: Terms = field(default_factory=Terms)
     donated: tuple[int, ...] = ()
-    sampled: Callable[[Graph], Graph] | None = None
+    with_sample: Callable[[Graph], Graph] | None = None
     whole_step: bool = True
     most_bytes: float = math.inf
-    taken: ChoiceRecord | None = None
+    record: ChoiceRecord | None = None
     effort: Effort = field(default_factory=Effort, compare=False, repr=False)
 
     @property
@@ -170,7 +170,7 @@ class StagesRequest:
       name: the function's name.
       placement: that of the whole program.
       hardware: what a placement is planned for.
-      asked: signatures of arguments and results.
+      signatures: signatures of arguments and results.
       ties: per result, the argument that it comes back as, or None.
       cut: the placements of the stages that the model is to be cut into; () if it says them itself.
       layers: per stage, the layers of a scan that was cut into them; () of a model without one.
@@ -184,7 +184,7 @@ class StagesRequest:
     name: str
     placement: Placement
     hardware: Callable[[Placement], Hardware]
-    asked: Asked
+    signatures: Asked
     ties: tuple[int | None, ...]
     cut: tuple[Placement, ...] = ()
     layers: tuple[int, ...] = ()

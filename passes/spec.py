@@ -142,7 +142,7 @@ def _step_problems(p: Physical, steps: Sequence[Step], have: set[Version]) -> It
             for body in step.bodies:
                 entering = {
                     (v, nd)
-                    for port, nd in zip(ports(step.node), step.inside, strict=True)
+                    for port, nd in zip(ports(step.node), step.inner_signatures, strict=True)
                     for v in port.enters
                 }
                 yield from _step_problems(p, body, have | entering)

@@ -40,7 +40,7 @@ class Pin:
 
     Arguments:
       grad: the signature of the cotangent, likewise.
-      named, named_grad: the same two by the names of axes, until a placement is planned for.
+      named_signature, named_grad: the same two by the names of axes, until a placement is planned for.
       levels: of what was named, where it says nothing of some axes.
       words: who says it: a function's name.
     """
@@ -48,7 +48,7 @@ class Pin:
     nd: NdSbp | None
     placement: Placement | None
     grad: NdSbp | None
-    named: NamedSignature | None = None
+    named_signature: NamedSignature | None = None
     named_grad: NamedSignature | None = None
     levels: Levels = ()
     words: str = OWN
@@ -59,7 +59,7 @@ class Pin:
             self,
             nd=_batched(self.nd, dim),
             grad=_batched(self.grad, dim),
-            named=self.named and self.named.at(dim),
+            named_signature=self.named_signature and self.named_signature.at(dim),
             named_grad=self.named_grad and self.named_grad.at(dim),
         )
 

@@ -50,12 +50,19 @@ PARTICIPLES_AND_ADVERBS = frozenset(
 )
 # Of rules: "an increasing function". Of a field of another class of the same use: `traced`.
 ADJECTIVES = frozenset("increasing decreasing unchanged negated ordered joined traced".split())
+# Fields that are nouns, and words of JAX and of XLA; `given` of a module, `started` in files of leases.
+FIELDS = frozenset("aliased bound donated given hidden padding recomputed ring seed started".split())
 
 
 def is_bare(word: str) -> bool:
     """Whether a name is a participle or an adverb that stands alone."""
     ends = word.endswith(("ed", "ing")) and "_" not in word and word not in NOUNS_AND_VERBS
     return (ends or word in PARTICIPLES_AND_ADVERBS) and word not in ADJECTIVES
+
+
+def is_adjective(field: ast.AnnAssign) -> bool:
+    """Whether a field says yes or no: its name may be what it says."""
+    return ast.unparse(field.annotation).startswith("bool")
 
 
 def test_no_public_function_is_a_bare_participle_or_adverb() -> None:
@@ -70,4 +77,18 @@ def test_no_public_function_is_a_bare_participle_or_adverb() -> None:
             for f in holder.body
             if isinstance(f, ast.FunctionDef) and is_bare(f.name)
         ]
+    assert not found
+
+
+def test_no_field_of_a_public_class_is_a_bare_participle_or_adverb() -> None:
+    """Such as `kept: int`: of what, and in which unit? `fused: bool` says enough."""
+    found = [
+        f"{name(path)}: {cls.name}.{field.target.id}"
+        for path in MODULES
+        for cls in nodes(text(path))
+        if isinstance(cls, ast.ClassDef) and not cls.name.startswith("_")
+        for field in cls.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if is_bare(field.target.id) and field.target.id not in FIELDS and not is_adjective(field)
+    ]
     assert not found

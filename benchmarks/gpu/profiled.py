@@ -60,7 +60,7 @@ def check(profile: Profile) -> None:
       SystemExit: with what is missing.
     """
     if profile.step is None:
-        raise SystemExit(f"not divided: {profile.undivided}")
+        raise SystemExit(f"not divided: {profile.no_breakdown_reason}")
     known = sum(profile.step.step_seconds) / (profile.step.kernel_seconds or 1)
     if known < KNOWN:
         raise SystemExit(f"only {known:.0%} of the kernels' time leads back to the program")

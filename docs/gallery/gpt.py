@@ -14,7 +14,7 @@ import sbp
 from models import gpt, train
 
 CONFIG = gpt.Config(
-    layers=4, width=2048, heads=16, vocabulary=51_200, sequence=1024, dropout=0, computed=jnp.bfloat16
+    layers=4, width=2048, heads=16, vocabulary=51_200, sequence=1024, dropout=0, compute_dtype=jnp.bfloat16
 )
 OPTIMIZER = optax.adamw(3e-4)
 ROWS = 64

@@ -214,16 +214,16 @@ class Feed(Generic[Begun]):
     """The batches of a training as `sbp.fit` takes them: a run that goes on has no work with those before.
 
     Arguments:
-      begun: number of batches -> the flow of those behind them.
+      begin_flow: number of batches -> the flow of those behind them.
       flow: what training took its batches from, the last time.
     """
 
-    begun: Callable[[int], Begun]
+    begin_flow: Callable[[int], Begun]
     flow: Begun | None = None
 
     def batches_from(self, step: int) -> Begun:
         """The batches behind the first ones; left, it has stopped all its threads."""
-        self.flow = self.begun(step)
+        self.flow = self.begin_flow(step)
         return self.flow
 
 

@@ -61,8 +61,8 @@ class Rate:
       items: that it gave.
       samples: in them.
       busy: seconds of work.
-      starved: seconds it waited for the stage before it.
-      blocked: seconds it waited for its turn, or for room in the queue behind it.
+      starved_seconds: seconds it waited for the stage before it.
+      blocked_seconds: seconds it waited for its turn, or for room in the queue behind it.
     """
 
     name: str
@@ -70,8 +70,8 @@ class Rate:
     items: int = 0
     samples: int = 0
     busy: float = 0.0
-    starved: float = 0.0
-    blocked: float = 0.0
+    starved_seconds: float = 0.0
+    blocked_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,30 +91,30 @@ class Queue:
 
     depth: int
     items: deque[Any] = field(default_factory=deque)
-    given: int = 0
-    taken: int = 0
+    next_in: int = 0
+    next_out: int = 0
     ended: bool = False
     stopped: bool = False
-    changed: threading.Condition = field(default_factory=threading.Condition)
+    condition: threading.Condition = field(default_factory=threading.Condition)
 
     def put(self, number: int, item: Any) -> None:
         """Waits for turn and room."""
-        with self.changed:
-            self.changed.wait_for(
-                lambda: self.stopped or (self.given == number and len(self.items) < self.depth)
+        with self.condition:
+            self.condition.wait_for(
+                lambda: self.stopped or (self.next_in == number and len(self.items) < self.depth)
             )
             if self.stopped:
                 raise Stopped
             self.items.append(item)
-            self.given += 1
-            self.changed.notify_all()
+            self.next_in += 1
+            self.condition.notify_all()
 
     def end(self, number: int) -> None:
         """There are `number` items and no more."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.stopped or self.given == number)
+        with self.condition:
+            self.condition.wait_for(lambda: self.stopped or self.next_in == number)
             self.ended = True
-            self.changed.notify_all()
+            self.condition.notify_all()
 
     def get(self) -> tuple[int, Any]:
         """The next item and its number.
@@ -123,23 +123,23 @@ class Queue:
           StopIteration: after the last item.
           Stopped: if nobody wants more.
         """
-        with self.changed:
-            self.changed.wait_for(lambda: self.stopped or self.ended or self.items)
+        with self.condition:
+            self.condition.wait_for(lambda: self.stopped or self.ended or self.items)
             if self.stopped:
                 raise Stopped
             if not self.items:
                 raise StopIteration
-            self.taken += 1
+            self.next_out += 1
             item = self.items.popleft()
-            self.changed.notify_all()
-            return self.taken - 1, item
+            self.condition.notify_all()
+            return self.next_out - 1, item
 
     def stop(self) -> None:
         """Wakes whoever waits."""
-        with self.changed:
+        with self.condition:
             self.stopped = True
             self.items.clear()
-            self.changed.notify_all()
+            self.condition.notify_all()
 
 
 class Flow:
@@ -219,7 +219,7 @@ class Flow:
         except Stopped:
             raise StopIteration from None  # after a failure there is nothing more
         finally:
-            rate.starved += time.perf_counter() - began
+            rate.starved_seconds += time.perf_counter() - began
         if isinstance(item, Failure):
             self._stop()
             raise item.error
@@ -237,7 +237,7 @@ class Flow:
                 try:
                     number, item = before.get()
                 except StopIteration:
-                    behind.end(before.taken)
+                    behind.end(before.next_out)
                     return
                 taken = time.perf_counter()
                 result, samples = self._worked(at, item)
@@ -274,16 +274,16 @@ class Flow:
                 began = time.perf_counter()
                 for item in items:
                     samples, worked = self._size(item), time.perf_counter()
-                    behind.put(behind.given, item)
+                    behind.put(behind.next_in, item)
                     now = time.perf_counter()
                     self._note(at, samples, worked - began - waited[0], waited[0], now - worked)
                     began, waited[0] = now, 0.0
             except Stopped:
                 raise
             except BaseException as error:
-                behind.put(behind.given, Failure(error))
+                behind.put(behind.next_in, Failure(error))
             else:
-                behind.end(behind.given)
+                behind.end(behind.next_in)
             finally:
                 if isinstance(items, Generator):
                     items.close()
@@ -307,8 +307,8 @@ class Flow:
             rate.items += 1
             rate.samples += samples
             rate.busy += busy
-            rate.starved += starved
-            rate.blocked += blocked
+            rate.starved_seconds += starved
+            rate.blocked_seconds += blocked
 
     def __str__(self) -> str:
         """A table: what each stage could do if it never waited (samples/s), and where its time went."""
@@ -316,7 +316,10 @@ class Flow:
         head = f"{'stage':<12}{'workers':>8}{'samples':>14}{'samples/s':>16}"
         rows = [head + "".join(f"{name:>9}" for name in ("busy", "starved", "blocked"))]
         for rate in self.rates:
-            shares = [part / (seconds * rate.workers) for part in (rate.busy, rate.starved, rate.blocked)]
+            shares = [
+                part / (seconds * rate.workers)
+                for part in (rate.busy, rate.starved_seconds, rate.blocked_seconds)
+            ]
             alone = rate.workers * rate.samples / rate.busy if rate.busy else 0.0
             row = f"{rate.name:<12}{rate.workers:>8}{rate.samples:>14,}{alone:>16,.0f}"
             rows.append(row + "".join(f"{share:>9.0%}" for share in shares))

@@ -66,11 +66,11 @@ class Tiers:
     """The tables of a run in tiers.
 
     Arguments:
-      tiered: the tables.
+      tables: the tables.
       whole: makes the same as a collection, for whoever has the memory.
     """
 
-    tiered: Tiered
+    tables: Tiered
     whole: Callable[[], Collection]
 
     def feed(self, clicks: Callable[[int], Flow]) -> TierClicks:
@@ -79,7 +79,7 @@ class Tiers:
         Arguments:
           clicks: number of batches -> the flow of those behind them, with keys.
         """
-        return TierClicks(self.tiered, Feed(clicks))
+        return TierClicks(self.tables, Feed(clicks))
 
     def score(
         self, clicks: Flow, scorer: Callable[[PyTree, Batch], jax.Array], state: PyTree
@@ -93,13 +93,13 @@ class Tiers:
 
     def rows(self, state: PyTree) -> dict[str, np.ndarray[Any, Any]]:
         """All rows of all tables, by table."""
-        tables = {f.table.name: f.table for f in self.tiered.own.features}
-        every = {n: self.tiered.read(state, n, np.arange(t.vocabulary_size)) for n, t in tables.items()}
+        tables = {f.table.name: f.table for f in self.tables.own.features}
+        every = {n: self.tables.read(state, n, np.arange(t.vocabulary_size)) for n, t in tables.items()}
         return {n: jax.tree.leaves(tree[0])[0] for n, tree in every.items()}
 
     def at_folder(self, folder: Path) -> Tiers:
         """The same tables without rows."""
-        given = self.tiered
+        given = self.tables
         made = Tiered(
             given.own.features,
             given.optimizer,
@@ -109,7 +109,7 @@ class Tiers:
             ssd=folder,
             batches=given.batches,
         )
-        return replace(self, tiered=made)
+        return replace(self, tables=made)
 
 
 def tiered_data(args: argparse.Namespace, data: Data) -> Data:

@@ -109,7 +109,7 @@ def main(prog: str, model: Model, argv: Sequence[str] | None = None) -> Result:
     tiers = None
     if args.tiered:
         tiers = tiers_of(args, data, placement, lambda tables: learning(tables=tables), train.speaker())
-    learner = learning(tables=tiers.tiered.tables if tiers else _tables(args, data, placement, by_rows))
+    learner = learning(tables=tiers.tables.tables if tiers else _tables(args, data, placement, by_rows))
     train.speaker()(
         f"{type(model).__name__}, {sum(data.sizes):,} rows in {len(data.sizes)} tables, on {data.name}\n"
         f"on {placement}, --table {args.table}, --optimizer {args.optimizer}\n"
@@ -117,7 +117,7 @@ def main(prog: str, model: Model, argv: Sequence[str] | None = None) -> Result:
     known = None
     if args.vocabulary:
         known = Vocabularies(learner.tables, POLICIES[args.evict], args.admit, data.hotness)
-    with tiers.tiered if tiers else nullcontext():
+    with tiers.tables if tiers else nullcontext():
         return Run(args, data, learner, placement, known, tiers).all(out)
 
 
@@ -224,7 +224,7 @@ class Run:
 
     def _start(self) -> tuple[PyTree, PyTree]:
         """The first parameters and optimizer state; no device holds more than its share of the tables."""
-        rows = None if self.tiers is None else self.tiers.tiered.init
+        rows = None if self.tiers is None else self.tiers.tables.init
         return self.learner.start(jax.random.key(self.args.seed), self.placement, rows)
 
     @property
@@ -330,7 +330,7 @@ class Run:
             if self.tiers is None:
                 return self._compared(step, copy)
             tiers = self.tiers.at_folder(Path(folder))
-            with tiers.tiered:
+            with tiers.tables:
                 return replace(self, tiers=tiers)._compared(step, copy)
 
     def _compared(self, step: sbp.Program[..., Any], copy: feed.Copy) -> train.Difference:

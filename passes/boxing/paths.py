@@ -103,7 +103,7 @@ class Boxing:
       dims: the dims that may be split.
       tables: of moves, by the 1-D signatures that tensors can have; it grows.
       narrow: a narrower type that holds all of the tensor: it is sent so until its parts are added up.
-      reduced: the transitions once they are; the same without a narrower type.
+      narrow_boxing: the transitions once they are; the same without a narrower type.
     """
 
     shape: tuple[int, ...]
@@ -112,7 +112,7 @@ class Boxing:
     partials: frozenset[str]
     dims: tuple[int, ...]
     narrow: DType | None = None
-    reduced: Boxing | None = None
+    narrow_boxing: Boxing | None = None
     tables: dict[tuple[Signature, ...], MoveTable] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -187,10 +187,10 @@ class Boxing:
         best, seconds = self._best
         sums, local = self.table.sums[best], self.table.local[best]
         found = shortest_seconds(len(self.universe), self.table.ends[best], seconds, sums, local)
-        if self.reduced is None:
+        if self.narrow_boxing is None:
             return found
         sums = np.array([_is_sum(nd) for nd in self.universe])
-        return np.where(sums[:, None], self.reduced.both, found)
+        return np.where(sums[:, None], self.narrow_boxing.both, found)
 
     @property
     def seconds(self) -> Array:
@@ -222,10 +222,10 @@ class Boxing:
                 break
             found |= marks[:, last % n, at % n] & open_
             at = np.where(open_, last, at)
-        if self.reduced is None:
+        if self.narrow_boxing is None:
             return found[0], found[1]
         sums = np.array([_is_sum(nd) for nd in self.universe])[:, None]
-        own = [np.where(sums, r, f) for r, f in zip(self.reduced.sends, found, strict=True)]
+        own = [np.where(sums, r, f) for r, f in zip(self.narrow_boxing.sends, found, strict=True)]
         return own[0], own[1]
 
     def path(self, before: NdSbp, after: NdSbp, *, strict: bool = False) -> tuple[Move, ...]:
@@ -239,8 +239,8 @@ class Boxing:
         >>> [m.kind for m in box.path((P,), (B,))]
         ['all_reduce']
         """
-        if self.reduced is not None and _is_sum(before):
-            return self.reduced.path(before, after, strict=strict)
+        if self.narrow_boxing is not None and _is_sum(before):
+            return self.narrow_boxing.path(before, after, strict=strict)
         n, i, j = len(self.universe), self.index[before], self.index[after]
         cost, predecessors = self._tree(i, strict)
         j += n if cost[j + n] < cost[j] else 0

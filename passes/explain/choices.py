@@ -53,14 +53,14 @@ class HeldPlan:
       figures: of that plan.
       made_by: the signatures of the ops that make the tensor then; "" for arguments.
       slack_seconds: by how much a plan may be faster that there was no time to find; 0.0 if none is.
-      sent: what that plan sends; None where it was not asked for.
+      sent_at: what that plan sends; None where it was not asked for.
     """
 
     signature: NdSbp
     figures: PlanFigures
     made_by: str = ""
     slack_seconds: float = 0.0
-    sent: tuple[SentAt, ...] | None = None
+    sent_at: tuple[SentAt, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Removal:
     Arguments:
       holds: one tensor that is held, or two; () if nothing was found.
       figures: of the plan then; None if nothing was found.
-      sent: what that plan sends.
+      sent_at: what that plan sends.
       whole: whether the whole program was planned again with it, and the collective is gone from that plan;
         otherwise only what is near, the rest being as it was.
       remark: why nothing was found; "" if something was.
@@ -94,7 +94,7 @@ class Removal:
 
     holds: tuple[HeldTensor, ...] = ()
     figures: PlanFigures | None = None
-    sent: tuple[SentAt, ...] = ()
+    sent_at: tuple[SentAt, ...] = ()
     whole: bool = False
     remark: str = ""
 

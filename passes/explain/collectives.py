@@ -141,8 +141,8 @@ def rows_of(physical: Physical) -> Iterator[tuple[int, Box | InnerCollective, Ex
             )
             for k, t in enumerate(communication):
                 version = step.node.inputs[t.operand], step.strategy.operands[t.operand]
-                same = *version, t.axes, t.sent, how.times
-                if t.sent is None or same not in asked:
+                same = *version, t.axes, t.operand_part, how.times
+                if t.operand_part is None or same not in asked:
                     asked[same] = next(fresh)
                 yield asked[same], InnerCollective(step, t, k), how
 
@@ -152,10 +152,10 @@ def _messages(takes: Evaluator) -> Iterator[Sequence[Step]]:
     if not takes.hides:
         return
     steps = takes.physical.steps
-    yield from ([steps[i] for i in members] for members in takes.whole.together)
+    yield from ([steps[i] for i in members] for members in takes.whole.groups)
     for loop in (step for step, _ in takes.physical.walk() if isinstance(step, Border)):
         for trip in trips_of(loop, takes):
-            yield from ([s for i in one if (s := trip.k.ops[i].step)] for one in trip.together)
+            yield from ([s for i in one if (s := trip.k.ops[i].step)] for one in trip.groups)
 
 
 def _sends(box: Box, physical: Physical) -> bool:
@@ -179,7 +179,7 @@ def _moved(
         group_size=math.prod(placement.shape[a] for a in move.axes),
         count=how.times,
         wire_bytes=how.times * takes.box_bytes(box),
-        seconds=how.assumed * takes.box_seconds(box),
+        seconds=how.assumed_count * takes.box_seconds(box),
         exposed_seconds=step.exposed_of(box),
         source=str(reasons.source(box)),
         reason=reasons.reason(box),
@@ -209,7 +209,7 @@ def _inside(
         group_size=math.prod(placement.shape[a] for a in communication.axes),
         count=how.times,
         wire_bytes=how.times * communication.wire_bytes,
-        seconds=how.assumed * communication_seconds(communication, takes.network),
+        seconds=how.assumed_count * communication_seconds(communication, takes.network),
         exposed_seconds=step.exposed_of(op, inside.position),
         source=str(op.node.source),
         reason=reasons.inner_reason(op, communication),

@@ -66,14 +66,14 @@ class GroupTime:
       phase: "forward", "backward" or "update"; "boxing" for the local part of moves.
       source: the user's line.
       ops: their number, equal layers counted.
-      estimated: by the plan, seconds.
+      estimated_seconds: by the plan, seconds.
       seconds: measured.
     """
 
     phase: str
     source: str
     ops: int
-    estimated: float
+    estimated_seconds: float
     seconds: float
 
 
@@ -187,7 +187,9 @@ def group_times(program: Mapping[str, Any], measured: MeasuredStep) -> list[Grou
     out = [GroupTime(*key, int(n), estimated, seconds) for key, (n, estimated, seconds) in found.items()]
     if measured.added_seconds:
         out.append(GroupTime("", MADE_BY_XLA, 0, 0.0, measured.added_seconds))
-    return sorted((g for g in out if g.estimated or g.seconds), key=lambda g: (-g.seconds, g.phase, g.source))
+    return sorted(
+        (g for g in out if g.estimated_seconds or g.seconds), key=lambda g: (-g.seconds, g.phase, g.source)
+    )
 
 
 def kernels_estimate(program: Mapping[str, Any]) -> float:

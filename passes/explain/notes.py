@@ -301,7 +301,7 @@ def _done_everywhere(physical: Physical, axis: int, network: Network) -> Node | 
             continue
         # Where time costs nothing, sizes say where the work is.
         size = sum(prod(graph.values[v].shape) for v in step.node.outputs)
-        work = how.assumed * (takes.seconds_of(step) + 1e-18 * size)
+        work = how.assumed_count * (takes.seconds_of(step) + 1e-18 * size)
         total += work
         lying = [*step.strategy.operands, *step.strategy.results]
         if all(nd[axis] == B for nd in lying):

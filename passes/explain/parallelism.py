@@ -186,7 +186,7 @@ class _Layers:
                 self._batch.add(node.outputs[port.result])
 
     def _product(self, node: Node) -> None:
-        if node.role.derived == "backward" or node.rule is None or node.rule.matmul is None:
+        if node.role.direction == "backward" or node.rule is None or node.rule.matmul is None:
             return
         at = [i for i, x in enumerate(node.inputs) if isinstance(x, int) and x in self._origin]
         others = [i for i, x in enumerate(node.inputs) if isinstance(x, int) and x in self._batch]

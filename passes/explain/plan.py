@@ -203,7 +203,8 @@ class PlanData:
       figures: the costs of every stage; () without micro-batches.
       memory: per placement, the peak per device with this schedule, bytes.
       places: what every placement holds besides micro-batches; () without these.
-      apart: the program taken apart, a `Stages` (passes/pipeline/stages.py); None for a plan from a file.
+      program_stages: the program taken apart, a `Stages` (passes/pipeline/stages.py); None for a plan from a
+        file.
     """
 
     name: str
@@ -233,7 +234,7 @@ class PlanData:
     figures: tuple[StageFigures, ...] = ()
     memory: tuple[float, ...] = ()
     places: tuple[PlaceFigures, ...] = ()
-    apart: Any = field(default=None, compare=False, repr=False)
+    program_stages: Any = field(default=None, compare=False, repr=False)
 
     @property
     def parts(self) -> tuple[PlanData, ...]:

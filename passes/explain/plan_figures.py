@@ -81,7 +81,7 @@ def sent_at(takes: Evaluator) -> tuple[SentAt, ...]:
             shape = physical.graph.operand(what.step.node.inputs[what.communication.operand]).shape
             key = what.communication.kind, str(what.step.node.source), tuple(shape)
             seconds = communication_seconds(what.communication, takes.network)
-        found[key] = found.get(key, 0.0) + how.assumed * seconds
+        found[key] = found.get(key, 0.0) + how.assumed_count * seconds
     return tuple(SentAt(*key, seconds) for key, seconds in found.items())
 
 

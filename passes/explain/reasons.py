@@ -55,7 +55,7 @@ class Reasons:
         unknown: tuple[_Origin, ...] = (None,) * self.physical.placement.ndim
         for step, _ in self.physical.walk():
             if isinstance(step, Border):
-                for port, nd in zip(ports(step.node), step.inside, strict=True):
+                for port, nd in zip(ports(step.node), step.inner_signatures, strict=True):
                     x = None if port.operand is None else step.node.inputs[port.operand]
                     outside = found.get((x, port.outer(nd)), unknown) if isinstance(x, int) else unknown
                     found.update({(v, nd): outside for v in port.enters})

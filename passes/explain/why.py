@@ -143,10 +143,12 @@ def _one(plan: PlanData, index: int, what_if: Alternatives | None) -> list[str]:
         return lines
     if what_if is None:
         return [*lines, "  (a plan from a file knows no alternatives)"]
-    steps = [(e.step, e.assumed) for e in executions(what_if.physical.steps) if isinstance(e.step, Compute)]
+    steps = [
+        (e.step, e.assumed_count) for e in executions(what_if.physical.steps) if isinstance(e.step, Compute)
+    ]
     box, how = communication_steps(what_if.physical)[index]
     if isinstance(box, InnerCollective):
-        return [*lines, *_alternatives("needs", box.step, how.assumed, what_if)]
+        return [*lines, *_alternatives("needs", box.step, how.assumed_count, what_if)]
     beside = [("makes", *s) for s in steps if box.value in s[0].node.outputs]
     beside += [("takes", *s) for s in steps if s[0].node.id == box.user]
     for verb, step, times in beside:

@@ -96,7 +96,9 @@ def ways_again(candidates: Candidates, asked: Boundary, boxings: Boxings) -> lis
     """Every way to run ops again, with nothing kept of what is wanted later; too many are none."""
     model = RecomputingModel(candidates, asked, boxings, ALL_BYTES)
     model.build_indexed()
-    own = [[None, *(RecomputedValue(s, x.users) for s in model.silent(x.made))] for x in model.later.values()]
+    own = [
+        [None, *(RecomputedValue(s, x.users) for s in model.silent(x.maker))] for x in model.later.values()
+    ]
     if not 1 < math.prod(map(len, own)) <= constants.RECOMPUTATIONS:
         return []
     ways = (

@@ -56,12 +56,12 @@ class Execution(NamedTuple):
 
     Arguments:
       times: how often it runs, as far as that is known.
-      assumed: how often it runs where loops of unknown length count `WHILE_TRIPS` times.
+      assumed_count: how often it runs where loops of unknown length count `WHILE_TRIPS` times.
     """
 
     step: Step
     times: int
-    assumed: int
+    assumed_count: int
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Evaluator:
     def seconds(self, steps: Iterable[Step] | None = None) -> float:
         """The time of all steps, or of some of them."""
         every = self.physical.steps if steps is None else steps
-        return sum(e.assumed * self.seconds_of(e.step) for e in executions(every))
+        return sum(e.assumed_count * self.seconds_of(e.step) for e in executions(every))
 
     def communication_times(self, step: Compute) -> list[tuple[Communication, float]]:
         """What an op sends itself, each with its time."""
@@ -196,9 +196,9 @@ class Evaluator:
         for e in executions(self.physical.steps):
             if isinstance(e.step, Compute):
                 for k, (_, seconds) in enumerate(self.communication_times(e.step)):
-                    found[id(e.step), k] = e.assumed * seconds
+                    found[id(e.step), k] = e.assumed_count * seconds
             elif isinstance(e.step, Box) and self.box_bytes(e.step) > 0:
-                found[id(e.step), MOVE] = e.assumed * self.box_seconds(e.step)
+                found[id(e.step), MOVE] = e.assumed_count * self.box_seconds(e.step)
         return found
 
     @cached_property
@@ -240,7 +240,7 @@ class Evaluator:
             times = timeline[1].times
             return [*times, *(times[-1:] * (len(course) - len(times)))][: len(course)]
         taken = [0.0] * (len(course) + 1)
-        for turn, step in self._peak.begun:
+        for turn, step in self._peak.ops:
             taken[turn + 1] += self.together_seconds(step)
         *ends, total = itertools.accumulate(taken)
         scale = self.schedule.seconds / total if total else 0.0
@@ -375,8 +375,8 @@ def trip_course(
       takes: the time of a step by itself.
     """
     trip = trip_ops(loop, k, sizes)
-    body = kernels(trip.ops, sizes, trip.whole, trip.held)
-    sweep = swept(body, sizes, Spaces(trip.taken, frozenset(trip.taken), seconds, in_loop=True), None)
+    body = kernels(trip.ops, sizes, trip.whole, trip.whole_inputs)
+    sweep = swept(body, sizes, Spaces(trip.donors, frozenset(trip.donors), seconds, in_loop=True), None)
     held = [max(0.0, n) for n in itertools.accumulate(sweep.change)]
     taken = [0.0] * (len(held) + 1)
     for i, op in enumerate(body.ops):

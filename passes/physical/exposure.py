@@ -36,16 +36,16 @@ class StepTimes:
     Arguments:
       step_seconds, seconds: in XLA's own order, with the copies at its end and what it takes beyond the
         program; and one thing after the other.
-      sent, exposed: seconds per value that is moved, and what of them kernels wait.
-      talked, waited: likewise per node that sends itself.
+      sent_seconds, exposed_seconds: seconds per value that is moved, and what of them kernels wait.
+      body_sent_seconds, body_exposed_seconds: likewise per node that sends itself.
     """
 
     step_seconds: float
     seconds: float
-    sent: Mapping[int, float] = field(repr=False)
-    exposed: Mapping[int, float] = field(repr=False)
-    talked: Mapping[int, float] = field(repr=False)
-    waited: Mapping[int, float] = field(repr=False)
+    sent_seconds: Mapping[int, float] = field(repr=False)
+    exposed_seconds: Mapping[int, float] = field(repr=False)
+    body_sent_seconds: Mapping[int, float] = field(repr=False)
+    body_exposed_seconds: Mapping[int, float] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,14 @@ class Clock:
         # What ops that run again make is none of the program's values: the search has other ids for it.
         known, serial = len(self.candidates.graph.values), 0.0
         for e in executions(takes.physical.steps):
-            serial += e.assumed * takes.seconds_of(e.step)
+            serial += e.assumed_count * takes.seconds_of(e.step)
             if isinstance(e.step, Box):
                 if takes.box_bytes(e.step) > 0 and e.step.value < known:
-                    sent[e.step.value] += e.assumed * takes.seconds_of(e.step)
+                    sent[e.step.value] += e.assumed_count * takes.seconds_of(e.step)
                     exposed[e.step.value] += run.exposed_of(e.step)
             elif isinstance(e.step, Compute):
                 for k, (_, seconds) in enumerate(takes.communication_times(e.step)):
-                    talked[e.step.node.id] += e.assumed * seconds
+                    talked[e.step.node.id] += e.assumed_count * seconds
                     waited[e.step.node.id] += run.exposed_of(e.step, k)
         return StepTimes(run.seconds + beyond_seconds, serial, sent, exposed, talked, waited)
 
@@ -159,19 +159,21 @@ class Exposure:
             plan to plan, and which of its moves that is much.
         """
         sent, exposed = defaultdict[Hashable, float](float), defaultdict[Hashable, float](float)
-        for v, seconds in times.sent.items():
+        for v, seconds in times.sent_seconds.items():
             sent[self.phases[v]] += seconds
-            exposed[self.phases[v]] += times.exposed[v]
+            exposed[self.phases[v]] += times.exposed_seconds[v]
         found: dict[Hashable, float] = {}
         for group, values in self.values.items():
             phase = self.phases[next(iter(values))]
-            own = 0.0 if by_phase else sum(times.sent.get(v, 0.0) for v in values)
-            waits = sum(times.exposed.get(v, 0.0) for v in values)
+            own = 0.0 if by_phase else sum(times.sent_seconds.get(v, 0.0) for v in values)
+            waits = sum(times.exposed_seconds.get(v, 0.0) for v in values)
             usual = exposed[phase] / sent[phase] if sent[phase] else constants.UNSEEN_SHARE
             found[group] = waits / own if own else usual
         for variable, (node, _) in self.communicating.items():
-            own = times.talked.get(node.id, 0.0)
-            found["talk", variable] = times.waited[node.id] / own if own else constants.UNSEEN_SHARE
+            own = times.body_sent_seconds.get(node.id, 0.0)
+            found["talk", variable] = (
+                times.body_exposed_seconds[node.id] / own if own else constants.UNSEEN_SHARE
+            )
         old = before or {}
         return {
             g: damping * old.get(g, 1.0) + (1.0 - damping) * min(1.0, share) for g, share in found.items()
@@ -208,7 +210,7 @@ class Exposure:
 
 def _phases_of_later(model: Model) -> dict[int, str]:
     """The same of the values that stand for later uses of others (plan/recompute.py): when they are used."""
-    roles, made = {n.id: n.role.derived for n in model.graph.nodes}, phases_of(model.graph)
+    roles, made = {n.id: n.role.direction for n in model.graph.nodes}, phases_of(model.graph)
     found = dict[int, str]()
     for v in (x for x in dict.fromkeys(model.edge_values) if x not in made):
         users = [u.user for u in model.demand.get(v, ()) if u.user in roles]
@@ -221,9 +223,9 @@ def phases_of(graph: Graph) -> dict[int, str]:
     made in a loop or a branch hides there what is sent, and has a phase of its own."""
     found, inside = dict.fromkeys(graph.inputs, "given"), dict[int, str]()
     for node in graph.walk():
-        found.update(dict.fromkeys(node.outputs, node.role.derived + inside.get(node.id, "")))
+        found.update(dict.fromkeys(node.outputs, node.role.direction + inside.get(node.id, "")))
         for k, body in enumerate(node.bodies):
             own = f" in body {k} of {node.id}"
-            found.update(dict.fromkeys(body.inputs, node.role.derived + own))
+            found.update(dict.fromkeys(body.inputs, node.role.direction + own))
             inside.update((n.id, own) for n in body.nodes)
     return found

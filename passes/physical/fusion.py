@@ -82,7 +82,7 @@ class ShardSizes:
     """How large the tensors of a physical program are."""
 
     physical: Physical
-    known: dict[Version, float] = field(default_factory=dict, compare=False, repr=False)
+    sizes: dict[Version, float] = field(default_factory=dict, compare=False, repr=False)
 
     def shape(self, value: int) -> tuple[int, ...]:
         """The logical shape of a value."""
@@ -91,11 +91,11 @@ class ShardSizes:
     def bytes(self, version: Version) -> float:
         """The bytes of one device's shard of a value under a signature, padding included."""
         # Asked several times for each of tens of thousands.
-        found = self.known.get(version)
+        found = self.sizes.get(version)
         if found is None:
             value, nd = self.physical.graph.values[version[0]], version[1]
             found = local_bytes(value.shape, value.dtype, nd, self.physical.placement.shape)
-            self.known[version] = found
+            self.sizes[version] = found
         return found
 
     def elements(self, version: Version) -> float:
@@ -152,7 +152,8 @@ class KernelOp:
       reads, writes: versions.
       straight: of what it reads, which it reads element by element, each where it writes it: the result may
         take that space.
-      changed: of what a call reads, what a loop changes for it first, and so needs not be written itself.
+      loop_updates: of what a call reads, what a loop changes for it first, and so needs not be written
+        itself.
       product: whether it holds a product of matrices.
       sends: whether it holds a collective.
       held_bytes: what a device holds inside of it, beside what it reads and writes.
@@ -166,7 +167,7 @@ class KernelOp:
     reads: Sequence[Version]
     writes: Sequence[Version]
     straight: frozenset[Version] = frozenset()
-    changed: frozenset[Version] = frozenset()
+    loop_updates: frozenset[Version] = frozenset()
     product: bool = False
     sends: bool = False
     held_bytes: float = 0.0
@@ -197,10 +198,10 @@ def op_of(step: Step, physical: Physical) -> KernelOp:
         return KernelOp(kind, read, written, same, sends=sends, step=step, combines=dtype)
     if isinstance(step, Border):
         wired = ports(step.node)
-        summed = set(summed_ports(step.node, wired, step.inside).values())
+        summed = set(summed_ports(step.node, wired, step.inner_signatures).values())
         carried = {
             (x, p.outer(nd))
-            for i, (p, nd) in enumerate(zip(wired, step.inside, strict=True))
+            for i, (p, nd) in enumerate(zip(wired, step.inner_signatures, strict=True))
             if p.operand is not None and (p.result is not None or i in summed)
             for x in [step.node.inputs[p.operand]]
             if isinstance(x, int)
@@ -220,7 +221,7 @@ def op_of(step: Step, physical: Physical) -> KernelOp:
     sends, held = False, 0.0
     if product:
         held = parts_bytes(physical.graph, node, step.strategy, physical.placement)
-    if rule is not None and (rule.communication is not None or rule.held is not None):
+    if rule is not None and (rule.communication is not None or rule.body_bytes is not None):
         where = physical.graph, node, step.strategy.signatures, physical.placement.shape
         sends, held = bool(communication_of(*where)), held + held_bytes(*where)
     changed = frozenset(read[:1] if name == "conv_general_dilated" and is_padded(node.params) else ())

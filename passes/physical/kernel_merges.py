@@ -124,7 +124,7 @@ class _Found:
                     fresh = {(id(tensor), kernel) for kernel in inside[i]} - counted
                     counted |= fresh
                     reads[node.inputs.index(version[0])] += len(fresh)
-            written = {t.version for t in k.made[i]}
+            written = {t.version for t in k.writes[i]}
             writes = tuple((v, WHOLE) in written for v in node.outputs)
             if changes_in_place(node.op):
                 # What is changed in place is neither read nor written as a whole, if it lies in memory.
@@ -138,7 +138,7 @@ def _written_over(k: Kernels, turn: Sequence[int]) -> set[Buffer]:
     """Results that take the space of an operand of their size which nobody else needs any more."""
     found, given = set[Buffer](), set[Buffer]()
     for t in k.tensors:
-        for y in k.read[t.maker] if t.maker >= 0 else ():
+        for y in k.reads[t.maker] if t.maker >= 0 else ():
             ends = max(y.readers, key=turn.__getitem__) == t.maker and y.readers[t.maker]
             if ends and y.maker >= 0 and y.bytes == t.bytes and y not in given:
                 found.add(t)
@@ -199,11 +199,11 @@ def _together(k: Kernels, inside: list[set[int]], graph: Graph) -> list[set[int]
     alike: dict[tuple[int, tuple[int, ...]], int] = {}
     for i in reversed(range(len(k.ops))):
         axes = _reduced(k, i)
-        if not axes or not k.made[i]:
+        if not axes or not k.writes[i]:
             continue
-        rows = list(dict.fromkeys(id(t) for t in k.read[i]))
+        rows = list(dict.fromkeys(id(t) for t in k.reads[i]))
         if axes == (len(graph.values[k.ops[i].reads[0][0]].shape) - 1,):
-            users = sorted(j for t in k.made[i] for j in t.readers if j < k.end)
+            users = sorted(j for t in k.writes[i] for j in t.readers if j < k.end)
             beside = [j for j in users if k.ops[j].kind is not Fusing.CALL and _reads(k, j, rows)]
             if beside:
                 becomes[i] = becomes.get(beside[0], beside[0])
@@ -216,7 +216,7 @@ def _together(k: Kernels, inside: list[set[int]], graph: Graph) -> list[set[int]
 
 
 def _reads(k: Kernels, i: int, tensors: Collection[int]) -> bool:
-    return any(id(t) in tensors for t in k.read[i])
+    return any(id(t) in tensors for t in k.reads[i])
 
 
 def _reduced(k: Kernels, i: int) -> tuple[int, ...]:

@@ -63,25 +63,25 @@ class Kernels:
 
     Arguments:
       ops: all of them; those that are merged, or that nobody needs, are no kernels.
-      made, read: per op, what it writes to memory, and reads from there.
+      writes, reads: per op, what it writes to memory, and reads from there.
       tensors: all in memory, those that are there before first.
       sources: per op, the tensor of each version that it reads; a view is of what it is a view of.
       ends: of each version that is kept, the tensor.
       waits: per op, what else it waits for, by who makes that: a barrier lets nothing through before all that
         enters it is there.
       by_rows: who reads whole rows of a tensor before it writes any of them.
-      known: what was found of them already: the same is asked for each order that they may run in.
+      cache: what was found of them already: the same is asked for each order that they may run in.
     """
 
     ops: Sequence[KernelOp]
-    made: Sequence[Sequence[Buffer]]
-    read: Sequence[Sequence[Buffer]]
+    writes: Sequence[Sequence[Buffer]]
+    reads: Sequence[Sequence[Buffer]]
     tensors: Sequence[Buffer]
     sources: Sequence[Sequence[Buffer]]
     ends: Mapping[Version, Buffer]
     waits: Sequence[frozenset[int]] = ()
     by_rows: Mapping[Buffer, Collection[int]] = field(default_factory=dict)
-    known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+    cache: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def memo(self, key: Hashable, find: Callable[[], Found]) -> Found:
         """What was found under a key, or is found now.
@@ -89,15 +89,15 @@ class Kernels:
         Arguments:
           key: of what it is, and all that it depends on beside these kernels.
         """
-        if key not in self.known:
-            self.known[key] = find()
-        found: Found = self.known[key]
+        if key not in self.cache:
+            self.cache[key] = find()
+        found: Found = self.cache[key]
         return found
 
     @cached_property
     def makers(self) -> Sequence[Sequence[int]]:
         """Per op, the positions of the ops that it waits for."""
-        found = [[t.maker for t in read if t.maker >= 0] for read in self.read[: self.end]]
+        found = [[t.maker for t in read if t.maker >= 0] for read in self.reads[: self.end]]
         for i, behind in enumerate(self.waits):
             if behind:
                 found[i].extend(sorted(behind))
@@ -117,7 +117,7 @@ class Kernels:
 
     def runs(self, i: int) -> bool:
         """Whether an op is a kernel."""
-        return bool(self.made[i] or self.read[i])
+        return bool(self.writes[i] or self.reads[i])
 
 
 def kernels(
@@ -161,7 +161,7 @@ def program_kernels(sizes: ShardSizes, known: dict[int, KernelOp] | None = None)
 def is_row_by_row(k: Kernels, i: int, t: Buffer) -> bool:
     """Whether a kernel reduces rows and reads them again, as a softmax does, and so reads a whole row of an
     operand before it writes any of it."""
-    return any(y.bytes == t.bytes and _is_called(k, y) for y in k.read[i] if i in k.by_rows.get(y, ()))
+    return any(y.bytes == t.bytes and _is_called(k, y) for y in k.reads[i] if i in k.by_rows.get(y, ()))
 
 
 def _is_called(k: Kernels, t: Buffer) -> bool:
@@ -279,7 +279,7 @@ class _Fusion:
         for v, (t, straight) in zip(op.reads, self.reads[i], strict=True):
             t.readers[i] = t.readers.get(i, True) and straight
             # A call reads memory; a loop or a root computes what is not there.
-            inside = v in op.changed or (op.name in PRODUCTS and self._is_prologue(t))
+            inside = v in op.loop_updates or (op.name in PRODUCTS and self._is_prologue(t))
             t.written = t.written or (op.kind is Fusing.CALL and not inside)
 
     def _is_prologue(self, t: Buffer) -> bool:

@@ -55,7 +55,7 @@ def _origins(k: Kernels, sizes: ShardSizes) -> list[tuple[Buffer, Version]]:
     walk, found = _Walk(sizes), list[tuple[Buffer, Version]]()
     for i, op in enumerate(k.ops):
         walk.pass_by(op)
-        own = ((t, walk.origins.get(t.version)) for t in k.made[i])
+        own = ((t, walk.origins.get(t.version)) for t in k.writes[i])
         found += [(t, origin) for t, origin in own if origin is not None]
     return found
 
@@ -132,7 +132,7 @@ def places(k: Kernels, sizes: ShardSizes, turn: Turns) -> Iterator[Places]:
     pool, which are the same constant; if they hide a collective, the addition in place has a copy of them.
     """
     flights = [(turn.born[j], turn.read[j]) for j, op in enumerate(k.ops) if op.sends and k.runs(j)]
-    for i, first in turn.found.items():
+    for i, first in turn.maxima_turns.items():
         op = k.ops[i]
         hides = any(begin < first < end for begin, end in flights)
         dims = len(sizes.shape(op.writes[0][0]))

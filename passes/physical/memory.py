@@ -53,15 +53,15 @@ class Spaces:
     """What of a body's tensors lies in spaces that are counted elsewhere.
 
     Arguments:
-      taken: what is there at the end, and whose space it takes, which is there at the beginning.
-      given: what is there at the end in a space that is counted elsewhere.
+      donors: what is there at the end, and whose space it takes, which is there at the beginning.
+      foreign: what is there at the end in a space that is counted elsewhere.
       seconds: of an op; None where memory is short, and collectives are not hidden at its cost.
       hastens: whether what frees memory runs as soon as it can.
       in_loop: whether it is the body of a loop or of a branch.
     """
 
-    taken: Mapping[Version, Version]
-    given: frozenset[Version]
+    donors: Mapping[Version, Version]
+    foreign: frozenset[Version]
     seconds: Seconds | None = None
     hastens: bool = True
     in_loop: bool = False
@@ -76,13 +76,13 @@ class Peak:
       hastens: where only an order that takes little memory keeps the limit, whether what frees memory runs as
         soon as it can in it; None where collectives are hidden at the cost of memory.
       course: bytes turn by turn, those that lie unused between counted.
-      begun: the ops that run, each with its turn.
+      ops: the ops that run, each with its turn.
     """
 
     live: Sequence[Live]
     hastens: bool | None = None
     course: Sequence[float] = ()
-    begun: Sequence[tuple[int, Step]] = ()
+    ops: Sequence[tuple[int, Step]] = ()
 
 
 def peak(
@@ -115,11 +115,11 @@ def peak(
         k, order = kernels(ops, sizes, results, there), None
     else:
         k, sizes, order = whole.k, whole.sizes, whole.order
-        there, results = list(whole.there), list(whole.kept)
+        there, results = list(whole.live_before), list(whole.live_after)
     rest = [Live(v, sizes.bytes(v)) for v in (*there, *(v for v in results if v not in taken))]
     rest_bytes = _bytes(rest)
     spaces = Spaces(taken, frozenset(results), seconds=seconds)
-    laid = Laid.of(k, sizes, spaces, order, None if whole is None else whole.together)
+    laid = Laid.of(k, sizes, spaces, order, None if whole is None else whole.groups)
     sweep = swept(k, sizes, spaces, laid)
 
     def found(sweep: Sweep, hastens: bool | None) -> Peak:
@@ -148,16 +148,16 @@ class Laid:
     """What is the same in whatever order kernels run.
 
     Arguments:
-      taken: results, and the arguments whose spaces they take.
-      turned, copies: what is laid out otherwise.
-      together: collectives that are sent as one.
+      donors: results, and the arguments whose spaces they take.
+      turned_tensors, copies: what is laid out otherwise.
+      groups: collectives that are sent as one.
       order: with collectives hidden, if it is known.
     """
 
-    taken: Mapping[Buffer, Buffer]
-    turned: Sequence[TurnedTensor]
+    donors: Mapping[Buffer, Buffer]
+    turned_tensors: Sequence[TurnedTensor]
     copies: Sequence[Copy]
-    together: Sequence[tuple[int, ...]]
+    groups: Sequence[tuple[int, ...]]
     order: BodyOrder | None = None
 
     @classmethod
@@ -171,7 +171,7 @@ class Laid:
     ) -> Laid:
         """That of a body; what is sent as one is looked for unless it is known."""
         there = {t.version: t for t in k.tensors if t.maker < 0}
-        taken = {k.ends[v]: there[a] for v, a in spaces.taken.items() if v in k.ends and a in there}
+        taken = {k.ends[v]: there[a] for v, a in spaces.donors.items() if v in k.ends and a in there}
         together = sent_together(k) if together is None else together
         return cls(taken, list(turned_tensors(k, sizes, taken)), list(copies(k, sizes)), together, order)
 
@@ -189,17 +189,17 @@ def swept(k: Kernels, sizes: ShardSizes, spaces: Spaces, laid: Laid | None) -> S
     """All births and deaths in the space that all share."""
     read_in_loops(k)
     laid = laid or Laid.of(k, sizes, spaces)
-    taken = laid.taken
-    own = {k.ends[v] for v in spaces.given if v in k.ends}
+    taken = laid.donors
+    own = {k.ends[v] for v in spaces.foreign if v in k.ends}
     elsewhere = {t for t in k.tensors if t.maker < 0 or t in own}
     sent = sent_later(k)
     order = laid.order if spaces.seconds is not None else None
-    together, in_loop = laid.together, spaces.in_loop
+    together, in_loop = laid.groups, spaces.in_loop
     turn = turns(k, elsewhere, spaces.seconds, sent, spaces.hastens, together, order, in_loop)
     sweep = Sweep(turn)
     _add_sent_later(k, turn, sweep, sent)
     _add_tensors(k, turn, sweep, elsewhere, taken)
-    for x in laid.turned:
+    for x in laid.turned_tensors:
         _turn_over(k, x, turn, sweep, taken)
     for c in laid.copies:
         at = [turn.born[i] for i in c.users]
@@ -208,9 +208,9 @@ def swept(k: Kernels, sizes: ShardSizes, spaces: Spaces, laid: Laid | None) -> S
         sweep.add(Live(p.version, p.places_bytes), p.first, p.last)
         if p.first < p.last:  # the gradient takes their space
             sweep.add(Live(p.version, p.zeros_bytes), p.first, p.last - 1)
-    packed = {i for x in turn.packed for i in x.members}
+    packed = {i for x in turn.packed_reductions for i in x.members}
     for i, op in enumerate(k.ops):
-        if k.runs(i) and k.made[i] and i not in packed:
+        if k.runs(i) and k.writes[i] and i not in packed:
             _write_over(k, i, turn, sweep)
         if op.held_bytes and k.runs(i):
             sweep.add(Live(op.writes[0], op.held_bytes), turn.born[i], _held_until(k, i, turn))
@@ -222,7 +222,7 @@ def swept(k: Kernels, sizes: ShardSizes, spaces: Spaces, laid: Laid | None) -> S
 def _held_until(k: Kernels, i: int, turn: Turns) -> int:
     """The turn in which what an op holds inside goes: the parts of a product are added up by its only reader,
     if that computes what it reads."""
-    readers = [r for t in k.made[i] for r in t.readers] if k.ops[i].name in PRODUCTS else []
+    readers = [r for t in k.writes[i] for r in t.readers] if k.ops[i].name in PRODUCTS else []
     computed = len(readers) == 1 and readers[0] < k.end and k.ops[readers[0]].kind is not Fusing.CALL
     return turn.read[readers[0]] if computed else turn.read[i]
 
@@ -231,7 +231,7 @@ def _add_sent_later(k: Kernels, turn: Turns, sweep: Sweep, sent: Sequence[Kernel
     """Adds what the trip before has left to send, until that is sent; that of this trip stays to its end."""
     ids = {id(op) for op in sent}
     for i, op in enumerate(k.ops):
-        for t in k.read[i] if id(op) in ids else ():
+        for t in k.reads[i] if id(op) in ids else ():
             sweep.add(Live(t.version, t.bytes), 0, turn.read[i])
             t.readers[k.end] = False
 
@@ -240,7 +240,7 @@ def _add_tensors(
     k: Kernels, turn: Turns, sweep: Sweep, elsewhere: Collection[Buffer], taken: Mapping[Buffer, Buffer]
 ) -> None:
     """Adds what ops make: what shares the space, what is copied to where it belongs, and packed sums."""
-    packed = {i for x in turn.packed for i in x.members}
+    packed = {i for x in turn.packed_reductions for i in x.members}
     found = {t: _summed(k, t, elsewhere) for t in taken if t.maker not in packed}
     sums = {t: made for t, made in found.items() if made is not None}
     parts = set(sums.values())
@@ -259,8 +259,8 @@ def _add_tensors(
             if until > born or not over:
                 last = max(until, born) if made is t else turn.read[k.end]
                 sweep.add(Live(t.version, t.bytes), born, last, made)
-    for x in turn.packed:
-        for t in (t for i in x.members for t in k.made[i]):
+    for x in turn.packed_reductions:
+        for t in (t for i in x.members for t in k.writes[i]):
             sweep.add(Live(t.version, t.bytes), x.first, x.last)
 
 
@@ -268,7 +268,7 @@ def _summed(k: Kernels, t: Buffer, elsewhere: Collection[Buffer]) -> Buffer | No
     """What an all-reduce adds up in place to make a tensor, if nobody else needs it."""
     if t.maker < 0 or not isinstance(box := k.ops[t.maker].step, Box) or box.move.kind != "all_reduce":
         return None
-    parts = k.read[t.maker]
+    parts = k.reads[t.maker]
     alone = len(parts) == 1 and len(parts[0].readers) == 1 and parts[0].maker >= 0
     return parts[0] if alone and parts[0] not in elsewhere else None
 
@@ -288,10 +288,10 @@ def _turn_over(
 
 def _write_over(k: Kernels, i: int, turn: Turns, sweep: Sweep) -> None:
     """Lets the results of a kernel take the spaces of operands that nobody needs after it."""
-    for t in k.made[i]:
+    for t in k.writes[i]:
         if t not in sweep.lives or is_row_by_row(k, i, t):
             continue
-        for y in k.read[i]:
+        for y in k.reads[i]:
             fits = y.bytes == t.bytes and y.readers[i]
             if (
                 fits
@@ -372,8 +372,8 @@ def _inside(op: KernelOp, sizes: ShardSizes, seconds: Seconds | None) -> list[Li
 
 
 def _body(trip: TripOps, sizes: ShardSizes, seconds: Seconds | None) -> list[Live]:
-    spaces = Spaces(trip.taken, frozenset(trip.taken), seconds, in_loop=True)
-    return alive(kernels(trip.ops, sizes, trip.whole, trip.held), sizes, spaces)
+    spaces = Spaces(trip.donors, frozenset(trip.donors), seconds, in_loop=True)
+    return alive(kernels(trip.ops, sizes, trip.whole, trip.whole_inputs), sizes, spaces)
 
 
 @dataclass(frozen=True)

@@ -50,14 +50,14 @@ class Turns:
     Arguments:
       born: per op, from when on what it makes is there; 0 for what is no kernel.
       read: per op, until when what it reads is there.
-      packed: what is sent beside these.
-      found: of gradients of max pooling, when the places of the maxima are found.
+      packed_reductions: what is sent beside these.
+      maxima_turns: of gradients of max pooling, when the places of the maxima are found.
     """
 
     born: Sequence[int]
     read: Sequence[int]
-    packed: Sequence[PackedReductions] = ()
-    found: Mapping[int, int] = field(default_factory=dict)
+    packed_reductions: Sequence[PackedReductions] = ()
+    maxima_turns: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -205,13 +205,13 @@ def _delay(k: Kernels, when: list[float], elsewhere: Collection[Buffer]) -> None
     """What is made of less than it takes is made when it is needed first."""
     for i in reversed(range(len(k.ops))):
         # What only a barrier waits for is written, and read by nobody.
-        if k.ops[i].kind is not Fusing.LOOP or not any(t.readers for t in k.made[i]):
+        if k.ops[i].kind is not Fusing.LOOP or not any(t.readers for t in k.writes[i]):
             continue
-        first = min(when[r] for t in k.made[i] for r in t.readers)
+        first = min(when[r] for t in k.writes[i] for r in t.readers)
         longer = sum(
-            t.bytes for t in k.read[i] if t not in elsewhere and all(when[r] < first for r in t.readers)
+            t.bytes for t in k.reads[i] if t not in elsewhere and all(when[r] < first for r in t.readers)
         )
-        if first > when[i] + 1 and longer < sum(t.bytes for t in k.made[i] if t not in elsewhere):
+        if first > when[i] + 1 and longer < sum(t.bytes for t in k.writes[i] if t not in elsewhere):
             when[i] = first - 0.5
 
 
@@ -222,16 +222,16 @@ def _hasten(k: Kernels, when: list[float], elsewhere: Collection[Buffer], togeth
         if i in together or not k.runs(i):
             continue
         ready = max((when[m] for m in k.makers[i]), default=-1.0)
-        makes = sum(t.bytes for t in k.made[i] if t not in elsewhere)
+        makes = sum(t.bytes for t in k.writes[i] if t not in elsewhere)
         # Most have a reader that is still to come: one is enough, of a scalar that thousands read.
         at = when[i]
         freed = sum(
-            t.bytes for t in k.read[i] if t not in elsewhere and all(when[r] <= at for r in t.readers)
+            t.bytes for t in k.reads[i] if t not in elsewhere and all(when[r] <= at for r in t.readers)
         )
         # A reduction is merged with what makes its operand, or reads the same (multi-output fusion).
         if op.product and (freed <= makes or op.name not in PRODUCTS):
             continue
-        reduces = op.kind is Fusing.ROOT and makes < sum(t.bytes for t in k.read[i])
+        reduces = op.kind is Fusing.ROOT and makes < sum(t.bytes for t in k.reads[i])
         if ready + 1 < when[i] and (freed >= makes or reduces):
             when[i] = ready + 0.25
 
@@ -241,17 +241,17 @@ class WholeProgram:
     """A program as its kernels.
 
     Arguments:
-      kept: versions that are needed after the last op.
-      there: versions that are there before the first one.
-      together: collectives that are sent as one.
+      live_after: versions that are needed after the last op.
+      live_before: versions that are there before the first one.
+      groups: collectives that are sent as one.
       order: collectives hidden.
     """
 
     k: Kernels
     sizes: ShardSizes
-    kept: Sequence[Version]
-    there: Sequence[Version]
-    together: Sequence[tuple[int, ...]]
+    live_after: Sequence[Version]
+    live_before: Sequence[Version]
+    groups: Sequence[tuple[int, ...]]
     order: BodyOrder
 
     @property

@@ -77,7 +77,7 @@ def _computed(step: Compute, owned: Mapping[Version, OwnedAxes]) -> dict[Version
 
 def _border(step: Border, owned: dict[Version, OwnedAxes]) -> Border:
     """A loop or a branch: a carried sum is owned if it is so at entry and at every exit."""
-    wired = list(zip(ports(step.node), step.inside, strict=True))
+    wired = list(zip(ports(step.node), step.inner_signatures, strict=True))
     inside = [_at_entry(step, p.operand, p.outer(nd), nd, owned) for p, nd in wired]
     while True:
         bodies, exits = [], list(inside)

@@ -85,12 +85,12 @@ class Border:
 
     Arguments:
       node: the op.
-      inside: per port, the signature that the tensor has inside.
+      inner_signatures: per port, the signature that the tensor has inside.
       bodies: the steps of each body.
     """
 
     node: Node
-    inside: tuple[NdSbp, ...]
+    inner_signatures: tuple[NdSbp, ...]
     bodies: tuple[tuple[Step, ...], ...]
 
     @property
@@ -186,10 +186,10 @@ def reads(step: Step) -> Sequence[Version]:
         return step.reads
     if isinstance(step, Box):
         return [(step.value, step.move.before)]
-    wired = zip(ports(step.node), step.inside, strict=True)
+    wired = zip(ports(step.node), step.inner_signatures, strict=True)
     entering = [(step.node.inputs[p.operand], p.outer(nd)) for p, nd in wired if p.operand is not None]
     made = {version for s in inner_steps(step) for version in writes(s)}
-    made |= {(v, nd) for p, nd in zip(ports(step.node), step.inside, strict=True) for v in p.enters}
+    made |= {(v, nd) for p, nd in zip(ports(step.node), step.inner_signatures, strict=True) for v in p.enters}
     closed = [r for s in inner_steps(step) for r in reads(s) if r not in made]
     return [(x, nd) for x, nd in entering if not isinstance(x, Const)] + closed
 
@@ -206,7 +206,7 @@ def writes(step: Step) -> Sequence[Version]:
         return step.writes
     if isinstance(step, Box):
         return [(step.value, step.move.after)]
-    wired = zip(ports(step.node), step.inside, strict=True)
+    wired = zip(ports(step.node), step.inner_signatures, strict=True)
     return [(step.node.outputs[p.result], p.outer(nd)) for p, nd in wired if p.result is not None]
 
 
@@ -240,7 +240,7 @@ class Flow:
             if not isinstance(step, Box):
                 out.update(writes(step))
             if isinstance(step, Border):
-                wired = zip(ports(step.node), step.inside, strict=True)
+                wired = zip(ports(step.node), step.inner_signatures, strict=True)
                 out.update((v, nd) for port, nd in wired for v in port.enters)
         return out
 
@@ -254,7 +254,7 @@ class Flow:
                 for v, nd in reads(step):
                     out.setdefault(v, []).append((step.node.id, nd))
             if isinstance(step, Border):
-                for port, nd in zip(ports(step.node), step.inside, strict=True):
+                for port, nd in zip(ports(step.node), step.inner_signatures, strict=True):
                     for x in port.leaves:
                         if isinstance(x, int):
                             out.setdefault(x, []).append((-1, nd))

@@ -134,7 +134,7 @@ def _waiting(
     ]
     views = {t: len(nodes) + n for n, t in enumerate(dict.fromkeys(_in_order(k, nodes, flat)))}
     for node, flattened in zip(nodes, flat, strict=True):
-        read = [t for i in node.reads if id(k.ops[i]) not in later for t in k.read[i]]
+        read = [t for i in node.reads if id(k.ops[i]) not in later for t in k.reads[i]]
         read += [pooled[node.pool]] if node.pool >= 0 else []
         before = [*node.after, *(finds[i] for i in node.reads if i in finds)]
         behind = (maker[m] for i in node.reads for m in sorted(k.waits[i]) if m in maker)
@@ -150,7 +150,7 @@ def _flattened(k: Kernels, i: int) -> list[Buffer]:
     # In trips of loops, those that are taken out too, XLA's memory shows none.
     if k.ops[i].name not in PRODUCTS or k.ops[i].peeled:
         return []
-    made = (t for t in k.read[i] if t.maker >= 0 and t.dims > MATRIX_DIMS)
+    made = (t for t in k.reads[i] if t.maker >= 0 and t.dims > MATRIX_DIMS)
     return [t for t in made if k.ops[t.maker].kind is not Fusing.CALL]
 
 
@@ -159,7 +159,7 @@ def _in_order(
 ) -> Iterator[Buffer]:
     """Chosen tensors of nodes, as these read them."""
     for node, some in zip(nodes, chosen, strict=True):
-        yield from (t for i in node.reads for t in k.read[i] if t in some)
+        yield from (t for i in node.reads for t in k.reads[i] if t in some)
 
 
 def numbers_of(nodes: Sequence[ScheduleNode], numbers: Mapping[int, int]) -> list[int]:
@@ -221,7 +221,7 @@ def _sent_together(k: Kernels) -> list[tuple[int, ...]]:
     order = _by_results(k, makers)
     at = {i: j for j, i in enumerate(order)}
     sent = {
-        at[i]: ((op.step.move.kind, op.step.move.axes, op.combines), sum(t.bytes for t in k.made[i]))
+        at[i]: ((op.step.move.kind, op.step.move.axes, op.combines), sum(t.bytes for t in k.writes[i]))
         for i, op in enumerate(k.ops)
         if op.combines and isinstance(op.step, Box) and op.step.move.kind in COMBINED_KINDS and i in at
     }
@@ -260,10 +260,10 @@ def _siblings(k: Kernels, sent: Collection[int]) -> list[tuple[int, ...]]:
             bits |= behind[m] | 1 << m
         behind.append(bits)
         reduces = op.kind is Fusing.ROOT and op.name.startswith("reduce_")
-        if k.made[i] and i not in sent and (op.kind is Fusing.LOOP or reduces):
+        if k.writes[i] and i not in sent and (op.kind is Fusing.LOOP or reduces):
             # What it goes through: what is reduced, or what is given.
-            space = max(t.bytes for t in (k.made[i][0], *(k.sources[i] if reduces else ())))
-            for t in k.read[i]:
+            space = max(t.bytes for t in (k.writes[i][0], *(k.sources[i] if reduces else ())))
+            for t in k.reads[i]:
                 if t.maker >= 0:
                     alike.setdefault((t, space), []).append(i)
     groups: dict[int, list[int]] = {}

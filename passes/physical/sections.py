@@ -39,11 +39,11 @@ class Section:
 
     Arguments:
       steps: in order, what they merge included.
-      held: what goes to later sections through one barrier.
+      barrier_versions: what goes to later sections through one barrier.
     """
 
     steps: tuple[Step, ...]
-    held: tuple[Version, ...]
+    barrier_versions: tuple[Version, ...]
 
 
 @dataclass
@@ -180,12 +180,12 @@ class _Units:
         at = {i: p for p, u in enumerate(order) for i in self.units[u].members}
         change = [0.0] * (len(order) + 1)
         for members in together:
-            sent = sum(t.bytes for i in members for t in self.k.made[i])
+            sent = sum(t.bytes for i in members for t in self.k.writes[i])
             change[min(at[i] for i in members) + 1] += sent
             change[max(at[i] for i in members) + 1] -= sent
         for i, p in at.items():
-            for y in self.k.read[i]:
-                over = y.readers[i] and any(t.bytes == y.bytes for t in self.k.made[i])
+            for y in self.k.reads[i]:
+                over = y.readers[i] and any(t.bytes == y.bytes for t in self.k.writes[i])
                 if over and y.maker in at and all(at.get(r, p) <= p for r in y.readers):
                     change[at[y.maker] + 1] += y.bytes
                     change[p + 1] -= y.bytes

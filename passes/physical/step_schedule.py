@@ -66,32 +66,32 @@ class ScheduledStep:
 
     Arguments:
       seconds: of the step, with the copies at its end, which no op of the program stands for.
-      exposed: per collective, the time in which kernels wait for it, all executions together.
+      exposed_by_collective: per collective, the time in which kernels wait for it, all executions together.
     """
 
     seconds: float
-    exposed: Mapping[SentId, float]
+    exposed_by_collective: Mapping[SentId, float]
 
     def exposed_of(self, step: Step, communication: int = MOVE) -> float:
         """How long kernels wait for a collective."""
-        return self.exposed.get((id(step), communication), 0.0)
+        return self.exposed_by_collective.get((id(step), communication), 0.0)
 
     @property
     def exposed_seconds(self) -> float:
         """How long kernels wait for collectives."""
-        return sum(self.exposed.values())
+        return sum(self.exposed_by_collective.values())
 
 
 def asked_of(step: Compute, communication: Communication) -> Hashable | None:
     """The shares of an operand that an op asks for, which XLA sends once to all who ask; None for all else
     that an op sends."""
-    if communication.sent is None:
+    if communication.operand_part is None:
         return None
     return (
         step.node.inputs[communication.operand],
         step.strategy.operands[communication.operand],
         communication.axes,
-        communication.sent,
+        communication.operand_part,
     )
 
 
@@ -115,7 +115,7 @@ def _orders(whole: WholeProgram, costs: Costs) -> list[BodyOrder]:
     sections = costs.sections_if_large(sum(t.bytes for t in whole.k.tensors))
     if sections is None:
         return [whole.order]
-    return [whole.order, hiding_order(whole.k, whole.together, costs.scheduled_seconds, sections.numbers)]
+    return [whole.order, hiding_order(whole.k, whole.groups, costs.scheduled_seconds, sections.numbers)]
 
 
 def _copied_bytes(k: Kernels, sizes: ShardSizes, taken: Collection[Buffer]) -> Iterator[float]:
@@ -155,24 +155,24 @@ class Trip:
 
     Arguments:
       times: how often it runs, as the evaluator counts.
-      k, together, order: its kernels, those that are sent as one, and when what runs.
-      later: positions of the collectives that send what the trip before has made.
+      k, groups, order: its kernels, those that are sent as one, and when what runs.
+      sends_of_before: positions of the collectives that send what the trip before has made.
     """
 
     times: int
     k: Kernels
-    together: Sequence[tuple[int, ...]]
+    groups: Sequence[tuple[int, ...]]
     order: BodyOrder
-    later: frozenset[int]
+    sends_of_before: frozenset[int]
 
     @classmethod
     def of(cls, op: KernelOp, b: int, costs: Costs) -> Trip:
         """That of a loop through body `b`."""
         assert isinstance(op.step, Border)
         times, trip = assumed_trips(op.step.node), trip_ops(op.step, b, costs.sizes, sunk_into(op))
-        k = kernels(trip.ops, costs.sizes, trip.whole, trip.held)
+        k = kernels(trip.ops, costs.sizes, trip.whole, trip.whole_inputs)
         later, together = sent_later(k) if times > 1 else [], sent_together(k)
-        elsewhere = {t for t in k.tensors if t.maker < 0} | {k.ends[v] for v in trip.taken if v in k.ends}
+        elsewhere = {t for t in k.tensors if t.maker < 0} | {k.ends[v] for v in trip.donors if v in k.ends}
         order = body_order(k, elsewhere, together, costs.scheduled_seconds, later, in_loop=True)
         ids = {id(x) for x in later}
         return cls(times, k, together, order, frozenset(i for i, x in enumerate(k.ops) if id(x) in ids))
@@ -211,10 +211,10 @@ def loop_step(op: KernelOp, costs: Costs) -> ScheduledStep:
 
     for b in range(len(op.step.bodies)):
         trip = Trip.of(op, b, costs)
-        usual, first, last = (_Run(trip.k, trip.order, costs, later=trip.later) for _ in range(3))
-        if trip.later:
+        usual, first, last = (_Run(trip.k, trip.order, costs, later=trip.sends_of_before) for _ in range(3))
+        if trip.sends_of_before:
             total += ran(1, first, first.seconds(is_first=True)) + ran(1, last, last.send_later())
-        total += ran(trip.times - bool(trip.later), usual, usual.seconds())
+        total += ran(trip.times - bool(trip.sends_of_before), usual, usual.seconds())
     return ScheduledStep(total, exposed)
 
 
@@ -312,7 +312,7 @@ class _Run:
         step = op.step
         if isinstance(step, Border):
             inner = loop_step(op, self.costs)
-            self.exposed.update(inner.exposed)
+            self.exposed.update(inner.exposed_by_collective)
             return inner.seconds
         if isinstance(step, Compute):
             sent = sum(seconds for _, seconds in self.costs.communication_times(step)) if op.sends else 0.0

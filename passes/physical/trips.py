@@ -27,15 +27,15 @@ class TripOps:
 
     Arguments:
       ops: those of the body, after those that take slices and before those that stack.
-      held: what enters whole.
+      whole_inputs: what enters whole.
       whole: what leaves, but for what is stacked.
-      taken: what is carried to the next trip, and what entered in its place.
+      donors: what is carried to the next trip, and what entered in its place.
     """
 
     ops: Sequence[KernelOp]
-    held: Sequence[Version]
+    whole_inputs: Sequence[Version]
     whole: Sequence[Version]
-    taken: Mapping[Version, Version]
+    donors: Mapping[Version, Version]
 
 
 def trip_ops(step: Border, k: int, sizes: ShardSizes, sunk: Collection[Version] = ()) -> TripOps:
@@ -47,7 +47,7 @@ def trip_ops(step: Border, k: int, sizes: ShardSizes, sunk: Collection[Version] 
     inputs = set(step.node.bodies[k].inputs)
     slices, held, stacked, whole = list[Version](), list[Version](), list[Version](), list[Version]()
     taken = dict[Version, Version]()
-    for p, nd in zip(ports(step.node), step.inside, strict=True):
+    for p, nd in zip(ports(step.node), step.inner_signatures, strict=True):
         entering = [(v, nd) for v in p.enters if v in inputs]
         made_inside = p.stacked or _outside(step, p, nd) in sunk
         leaving = [(x, nd) for x in p.left_by(k) if isinstance(x, int)]
@@ -80,7 +80,7 @@ def _sinking(steps: Iterable[Step], sizes: ShardSizes) -> Iterator[KernelOp]:
         if op.name == "broadcast_in_dim" and not op.reads:
             repeated.update(op.writes)
         if isinstance(step, Border) and len(step.bodies) == 1 and not repeated.isdisjoint(op.reads):
-            wired = list(zip(ports(step.node), step.inside, strict=True))
+            wired = list(zip(ports(step.node), step.inner_signatures, strict=True))
             other = {_outside(step, p, nd) for p, nd in wired if p.stacked or p.result is not None}
             op = replace(op, reads=[v for v in op.reads if v not in repeated or v in other])
         yield op
@@ -94,7 +94,7 @@ def _outside(step: Border, p: Port, nd: NdSbp) -> Version | None:
 
 def sent_later(k: Kernels) -> list[KernelOp]:
     """What a trip of a loop sends only to stack it: XLA sends it in the next trip."""
-    stacked = [t for i, op in enumerate(k.ops) if not op.writes and op.step is None for t in k.read[i]]
+    stacked = [t for i, op in enumerate(k.ops) if not op.writes and op.step is None for t in k.reads[i]]
     alone = [k.ops[t.maker] for t in dict.fromkeys(stacked) if t.maker >= 0 and len(t.readers) == 1]
     return [op for op in alone if isinstance(op.step, Box) and op.sends]
 
@@ -120,7 +120,7 @@ def _first_trip(step: Step, sizes: ShardSizes) -> TripOps | None:
     trip = trip_ops(step, 0, sizes)
     if not any(op.sends and isinstance(op.step, Box) for op in trip.ops):
         return None
-    if not sent_later(kernels(trip.ops, sizes, trip.whole, trip.held)):
+    if not sent_later(kernels(trip.ops, sizes, trip.whole, trip.whole_inputs)):
         return None
     # Slices are read from what is outside, and what is stacked stays until the loop has its stack.
     return replace(trip, ops=[op for op in trip.ops if op.step is not None])
@@ -128,7 +128,7 @@ def _first_trip(step: Step, sizes: ShardSizes) -> TripOps | None:
 
 def _entering(step: Border) -> Iterator[KernelOp]:
     """What enters the first trip: whole tensors under other names, and slices."""
-    for p, nd in zip(ports(step.node), step.inside, strict=True):
+    for p, nd in zip(ports(step.node), step.inner_signatures, strict=True):
         outside = None if p.operand is None else step.node.inputs[p.operand]
         read = () if outside is None or isinstance(outside, Const) else ((outside, p.outer(nd)),)
         kind = Fusing.VIEW if read and not p.stacked else Fusing.LOOP
@@ -137,11 +137,11 @@ def _entering(step: Border) -> Iterator[KernelOp]:
 
 def _without(op: KernelOp, step: Border, trip: TripOps) -> KernelOp:
     """A loop whose first trip has run: it goes on with what this one has left."""
-    wired = list(zip(ports(step.node), step.inside, strict=True))
+    wired = list(zip(ports(step.node), step.inner_signatures, strict=True))
     left = [(x, nd) for p, nd in wired for x in p.left_by(0) if isinstance(x, int)]
     made = {v for inner in trip.ops for v in inner.writes}
     first = [v for v in dict.fromkeys(left) if v in made]
-    carried = frozenset(v for v in first if v in trip.taken)
+    carried = frozenset(v for v in first if v in trip.donors)
     stacks = {_outside(step, p, nd) for p, nd in wired if p.stacked}
     rest = [v for v in op.reads if v not in op.straight or v in stacks]
     return replace(op, reads=[*rest, *first], straight=carried | op.straight.intersection(rest))

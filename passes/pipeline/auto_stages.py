@@ -45,22 +45,22 @@ class Line:
       forward: their ids, in order.
       backward: the ids of backward ops, in order.
       least, most: per backward op, bounds of the position of its forward op.
-      returning: bytes that a cut of the backward pass before each op sends.
+      backward_bytes: bytes that a cut of the backward pass before each op sends.
       seconds: per position, of the forward op and its backward ops, on one device.
-      crossing: per position, bytes that a cut before it sends each way.
-      weights, kept: per position, bytes of weights that are first used there, and of residuals for the
-        backward pass.
+      crossing_bytes: per position, bytes that a cut before it sends each way.
+      weights, residual_bytes: per position, bytes of weights that are first used there, and of residuals for
+        the backward pass.
     """
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
     least: NDArray[np.int64]
     most: NDArray[np.int64]
-    returning: Vector
+    backward_bytes: Vector
     seconds: Vector
-    crossing: Vector
+    crossing_bytes: Vector
     weights: Vector
-    kept: Vector
+    residual_bytes: Vector
 
 
 def cut_model(
@@ -104,13 +104,13 @@ def line_of(graph: Graph, loop: Node, hardware: Hardware) -> Line:
     forward: list[Node] = []
     backward: list[Node] = []
     carried = body.inputs[n_const : n_const + n_carry]
-    added = {n.id for s in sums_of(body, carried) for n in s.gone}
+    added = {n.id for s in sums_of(body, carried) for n in s.additions}
     for node in body.nodes:
         reads = list(reads_of(node))
         if node.id in added or not main.intersection(reads):
             continue
         main.update(node.outputs)
-        if node.role.derived == "backward" or undoing.intersection(reads):
+        if node.role.direction == "backward" or undoing.intersection(reads):
             undoing.update(node.outputs)
             backward.append(node)
         else:
@@ -226,7 +226,7 @@ def balance(
     count = len(at) - 1
     near = [hardware.link_between(a.ranks, b.ranks) for a, b in pairwise(placements)]
     link = min(near, key=lambda x: x.bytes_per_second, default=hardware.links[0])
-    crossing = line.crossing[at]
+    crossing = line.crossing_bytes[at]
     # Every cut has the same latency; and what a stage sends can be on its way while it computes.
     sends = 2 * crossing / size / link.bytes_per_second
     sends[0] = sends[count] = 0.0
@@ -235,7 +235,7 @@ def balance(
     stage[np.tril_indices(count + 1)] = np.inf
     if memory_limit_bytes is not None:
         weights = np.concatenate([[0.0], np.cumsum(line.weights)])[at] * STATE / size
-        kept = np.concatenate([[0.0], np.cumsum(line.kept)])[at] / size * min(p, microbatches)
+        kept = np.concatenate([[0.0], np.cumsum(line.residual_bytes)])[at] / size * min(p, microbatches)
         need = (weights + kept)[None, :] - (weights + kept)[:, None]
         stage[need > memory_limit_bytes] = np.inf
     best: tuple[float, tuple[int, ...]] = (math.inf, ())
@@ -270,7 +270,7 @@ def _places(line: Line, stages: int) -> NDArray[np.int64]:
     found = [0, count]
     for w in np.unique(window):
         (inside,) = np.nonzero(window == w)
-        found.append(int(inside[np.argmin(line.crossing[inside])]))
+        found.append(int(inside[np.argmin(line.crossing_bytes[inside])]))
     return np.unique(np.array(found, np.int64))
 
 
@@ -316,7 +316,7 @@ def _stages_back(line: Line, cuts: Sequence[int]) -> list[int]:
         # All that surely undoes the later stage comes before, all that surely undoes the earlier one after.
         first = max(begins[-1], int(np.searchsorted(-line.least, -cut, side="right")))
         last = max(first, int(np.searchsorted(-line.most, -cut, side="right")))
-        begins.append(first + int(np.argmin(line.returning[first : last + 1])))
+        begins.append(first + int(np.argmin(line.backward_bytes[first : last + 1])))
     ends = [*begins[1:], count]
     return [
         s

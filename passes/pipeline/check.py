@@ -77,7 +77,7 @@ def check_versions(cut: Cut) -> None:
 
 def check_slots(cut: Cut) -> None:
     """Whatever a piece reads has been written before, by one piece alone, or comes from elsewhere."""
-    given = {*cut.arguments, *cut.closed, *cut.received.values(), *cut.fed.values()}
+    given = {*cut.arguments, *cut.closure, *cut.receives.values(), *cut.micro_receives.values()}
     writers: dict[Slot, list[Part]] = {}
     for piece in cut.pieces:
         for w in piece.writes:
@@ -93,7 +93,7 @@ def check_slots(cut: Cut) -> None:
                 assert any(_before(p, piece) for p in writers[r.slot]), (
                     f"{piece.part} reads {r.slot} too early"
                 )
-    for slot in (*cut.results, *cut.sent.values(), *cut.passed.values()):
+    for slot in (*cut.results, *cut.sends.values(), *cut.micro_sends.values()):
         assert slot in writers or slot in given, f"{slot} leaves, but nobody writes it"
 
 
@@ -113,14 +113,21 @@ def _before(part: Part, piece: Piece) -> bool:
 def check_sent(cuts: Sequence[Cut]) -> None:
     """What a placement receives, one other placement sends, and it lies as an array can."""
     for q, c in enumerate(cuts):
-        for v in c.received:
-            assert sum(v in other.sent for p, other in enumerate(cuts) if p != q) == 1, (
+        for v in c.receives:
+            assert sum(v in other.sends for p, other in enumerate(cuts) if p != q) == 1, (
                 f"value {v} is not sent"
             )
-        for v in c.fed:
-            assert sum(v in other.passed for p, other in enumerate(cuts) if p != q) == 1, f"{v} is not passed"
+        for v in c.micro_receives:
+            assert sum(v in other.micro_sends for p, other in enumerate(cuts) if p != q) == 1, (
+                f"{v} is not passed"
+            )
         hierarchy, values = c.physical.placement.shape, c.physical.graph
-        for slot in (*c.received.values(), *c.fed.values(), *c.sent.values(), *c.passed.values()):
+        for slot in (
+            *c.receives.values(),
+            *c.micro_receives.values(),
+            *c.sends.values(),
+            *c.micro_sends.values(),
+        ):
             assert at_rest(slot.shape(values), slot.nd, hierarchy) == slot.nd, f"no array lies as {slot}"
     for made, read in flows(cuts):
         forward = made.at < read.at and made.phase is Phase.FORWARD

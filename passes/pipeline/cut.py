@@ -43,7 +43,7 @@ def transfers_inside(subgraph: Subgraph, physical: Physical) -> dict[int, NdSbp]
         return {}
     by_stack = {stack: v for v, stack in subgraph.stacks.items()}
     out: dict[int, NdSbp] = {}
-    for port, nd in zip(ports(loop.node), loop.inside, strict=True):
+    for port, nd in zip(ports(loop.node), loop.inner_signatures, strict=True):
         x = loop.node.inputs[port.operand] if port.operand is not None else None
         y = loop.node.outputs[port.result] if port.result is not None else None
         for v in (x, y):
@@ -75,7 +75,7 @@ class _Cutting:
         self.loop = border_of(physical)
         self.wired: list[tuple[Port, NdSbp]] = []
         if self.loop is not None:
-            self.wired = list(zip(ports(self.loop.node), self.loop.inside, strict=True))
+            self.wired = list(zip(ports(self.loop.node), self.loop.inner_signatures, strict=True))
         self.parts = {n.id: p for n in physical.graph.walk() if (p := n.role.part) is not None}
         self.made: dict[int, Part] = {}
         self.drafts: dict[Part, _Draft] = {}
@@ -156,7 +156,7 @@ class _Cutting:
                 found[version] = Read(Slot(SlotKind.CARRY, v, nd), version)
             elif isinstance(x, Const):
                 numbers[version] = x
-            elif port.stacked and x in by_stack and by_stack[x] in self.subgraph.fed:
+            elif port.stacked and x in by_stack and by_stack[x] in self.subgraph.micro_receives:
                 found[version] = Read(Slot(SlotKind.EACH, v, nd), version)
             else:
                 outer = Slot(SlotKind.ONCE, x, port.outer(nd))
@@ -195,7 +195,7 @@ class _Cutting:
 
     def results_and_sent(self) -> list[tuple[Operand, NdSbp]]:
         """What leaves once: results, and what is sent."""
-        count = len(self.subgraph.results) + len(self.subgraph.sent)
+        count = len(self.subgraph.results) + len(self.subgraph.sends)
         return list(zip(self.physical.graph.outputs, self.physical.outputs, strict=True))[:count]
 
     def writes_of_leaving(self, drafts: Sequence[_Draft]) -> dict[Part, list[Write]]:
@@ -259,13 +259,13 @@ class _Cutting:
         """The cut, with the slots of all that the subgraph takes and gives, in its order."""
         subgraph, p = self.subgraph, self.physical
         slots = [Slot(SlotKind.ONCE, v, nd) for v, nd in zip(p.graph.inputs, p.inputs, strict=True)]
-        n, k, f = len(subgraph.arguments), len(subgraph.received), len(subgraph.fed)
+        n, k, f = len(subgraph.arguments), len(subgraph.receives), len(subgraph.micro_receives)
         numbers = {w.slot for piece in pieces for w in piece.writes if w.slot.value < 0}
         spare = sorted(numbers, key=lambda s: -s.value)
         ends: list[Slot] = []
         for x, nd in self.results_and_sent():
             ends.append(spare.pop(0) if isinstance(x, Const) else Slot(SlotKind.ONCE, x, nd))
-        r, s = len(subgraph.results), len(subgraph.sent)
+        r, s = len(subgraph.results), len(subgraph.sends)
         enters = (
             {
                 self.loop.node.inputs[q.operand]: (q, nd)
@@ -281,11 +281,11 @@ class _Cutting:
             else {}
         )
         fed: dict[int, Slot] = {}
-        for v in subgraph.fed:
+        for v in subgraph.micro_receives:
             port, nd = enters[subgraph.stacks[v]]
             fed[v] = Slot(SlotKind.EACH, port.enters[0], nd)
         passed: dict[int, Slot] = {}
-        for v in subgraph.passed:
+        for v in subgraph.micro_sends:
             port, nd = leaves[subgraph.stacks[v]]
             passed[v] = self.stack_slot(port, nd)
         return Cut(
@@ -295,8 +295,8 @@ class _Cutting:
             tuple(slots[:n]),
             tuple(slots[n + k + f :]),
             tuple(ends[:r]),
-            dict(zip(subgraph.received, slots[n : n + k], strict=True)),
-            dict(zip(subgraph.sent, ends[r : r + s], strict=True)),
+            dict(zip(subgraph.receives, slots[n : n + k], strict=True)),
+            dict(zip(subgraph.sends, ends[r : r + s], strict=True)),
             fed,
             passed,
         )

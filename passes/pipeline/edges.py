@@ -17,9 +17,9 @@ def flows(cuts: Sequence[Cut]) -> set[tuple[Part, Part]]:
         for piece in c.pieces:
             makers.update({(p, w.slot): piece.part for w in piece.writes if w.slot.kind is SlotKind.EACH})
         for q, other in enumerate(cuts):
-            for v, slot in other.fed.items():
-                if v in c.passed and (p, c.passed[v]) in makers:
-                    makers[q, slot] = makers[p, c.passed[v]]
+            for v, slot in other.micro_receives.items():
+                if v in c.micro_sends and (p, c.micro_sends[v]) in makers:
+                    makers[q, slot] = makers[p, c.micro_sends[v]]
     found = set[tuple[Part, Part]]()
     for p, c in enumerate(cuts):
         for piece in c.pieces:

@@ -99,13 +99,13 @@ class Sizes:
 
     def place(self, whole_bytes: float, microbatches: int) -> PlaceFigures:
         """What the placement holds but for micro-batches."""
-        steady = {*self.cut.arguments, *self.cut.closed, *self.cut.received.values()}
+        steady = {*self.cut.arguments, *self.cut.closure, *self.cut.receives.values()}
         for p in self.inside:
             steady |= {r.slot for r in p.reads if r.slot.kind is not SlotKind.EACH}
             steady |= {w.slot for w in p.writes if w.slot.kind is SlotKind.CARRY}
         working = max((self.working_bytes(p) for p in self.inside), default=0.0)
         # Its plan has what is sent and received for all micro-batches as one tensor.
-        stacks = {*self.cut.fed.values(), *self.cut.passed.values()}
+        stacks = {*self.cut.micro_receives.values(), *self.cut.micro_sends.values()}
         outside = whole_bytes - microbatches * self.sum(stacks)
         return PlaceFigures(self.sum(steady), working, max(outside, self.sum(steady)))
 
@@ -212,7 +212,7 @@ def pipeline_plan(
         figures=() if figures is None else figures.stages,
         memory=memory,
         places=() if figures is None else figures.places,
-        apart=stages,
+        program_stages=stages,
     )
 
 

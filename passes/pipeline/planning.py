@@ -100,13 +100,13 @@ class _Planning:
         """One placement, with what has been agreed on so far."""
         place, whole = subgraph.place, self.asked
         placement = self.where.placements[place]
-        ins, outs = whole.asked(placement, subgraph.arguments, subgraph.results)
+        ins, outs = whole.signatures(placement, subgraph.arguments, subgraph.results)
         request = Request(
             name=f"{whole.name}, placement {place} of {len(self.where.placements)}",
             placement=with_types_of(placement, whole.placement.axes, whole.placement.axis_types),
             hardware=whole.hardware(placement),
-            in_sbp=(*ins, *self.known_sbp(place, subgraph.received, subgraph.fed)),
-            out_sbp=(*outs, *self.known_sbp(place, subgraph.sent, subgraph.passed)),
+            in_sbp=(*ins, *self.known_sbp(place, subgraph.receives, subgraph.micro_receives)),
+            out_sbp=(*outs, *self.known_sbp(place, subgraph.sends, subgraph.micro_sends)),
             ties=self.ties(subgraph),
             in_costs=(*(None for _ in subgraph.arguments), *self.ways_in(subgraph)),
             out_costs=(*(None for _ in subgraph.results), *self.ways_out(subgraph)),
@@ -146,14 +146,14 @@ class _Planning:
 
     def ways_in(self, subgraph: Subgraph) -> Iterator[BoundaryCost]:
         """Where what is received comes from."""
-        for v in (*subgraph.received, *subgraph.fed):
-            yield self.way([subgraph.place, self.where.home(v)], v in subgraph.fed)
+        for v in (*subgraph.receives, *subgraph.micro_receives):
+            yield self.way([subgraph.place, self.where.home(v)], v in subgraph.micro_receives)
 
     def ways_out(self, subgraph: Subgraph) -> Iterator[BoundaryCost]:
         """Where what is sent goes to."""
-        for v in (*subgraph.sent, *subgraph.passed):
-            readers = [s.place for s in self.subgraphs if v in (*s.received, *s.fed)]
-            yield self.way([subgraph.place, *readers], v in subgraph.passed)
+        for v in (*subgraph.sends, *subgraph.micro_sends):
+            readers = [s.place for s in self.subgraphs if v in (*s.receives, *s.micro_receives)]
+            yield self.way([subgraph.place, *readers], v in subgraph.micro_sends)
 
     def way(self, places: Sequence[int], stacked: bool) -> BoundaryCost:
         """From the first of some placements to each of the others, or the other way."""
@@ -166,9 +166,9 @@ class _Planning:
     def sub_traced(self, subgraph: Subgraph) -> TracedProgram:
         """A subgraph as a traced function, with names."""
         ins = [self.traced.in_paths[i] for i in subgraph.arguments]
-        ins += self.labels.receive_labels([*subgraph.received, *subgraph.fed])
+        ins += self.labels.receive_labels([*subgraph.receives, *subgraph.micro_receives])
         outs = [self.traced.out_paths[i] for i in subgraph.results]
-        outs += self.labels.send_labels([*subgraph.sent, *subgraph.passed])
+        outs += self.labels.send_labels([*subgraph.sends, *subgraph.micro_sends])
         return TracedProgram(subgraph.graph, tuple(ins), None, tuple(outs))
 
     def ties(self, subgraph: Subgraph) -> tuple[int | None, ...]:
@@ -176,15 +176,15 @@ class _Planning:
         position = {i: k for k, i in enumerate(subgraph.arguments)}
         tied = (self.asked.ties[i] for i in subgraph.results)
         ends = [None if i is None else position.get(i) for i in tied]
-        return (*ends, *[None] * (len(subgraph.sent) + len(subgraph.passed)))
+        return (*ends, *[None] * (len(subgraph.sends) + len(subgraph.micro_sends)))
 
     def agree(self, subgraph: Subgraph, plan: PlanData) -> None:
         """Has the other placements of equal hierarchy send and receive what this one does, as it does."""
         physical = physical_of(plan)
         inside = transfers_inside(subgraph, physical)
         # By position: a pass may have put another value in the place of one that is sent.
-        ins = dict(zip(subgraph.received, physical.inputs[len(subgraph.arguments) :], strict=False))
-        outs = dict(zip(subgraph.sent, physical.outputs[len(subgraph.results) :], strict=False))
+        ins = dict(zip(subgraph.receives, physical.inputs[len(subgraph.arguments) :], strict=False))
+        outs = dict(zip(subgraph.sends, physical.outputs[len(subgraph.results) :], strict=False))
         for q, other in enumerate(self.where.placements):
             if other.shape == plan.placement.shape and q != subgraph.place:
                 for v, nd in inside.items():

@@ -95,22 +95,22 @@ class Cut:
 
     Arguments:
       pieces: those before the loop, of the body, and after it, in an order in which they can run.
-      arguments, closed, results, received, sent: the slots of its subgraph's; a result may be a number.
-      fed, passed: likewise, of what is sent for every micro-batch.
+      arguments, closure, results, receives, sends: the slots of its subgraph's; a result may be a number.
+      micro_receives, micro_sends: likewise, of what is sent for every micro-batch.
     """
 
     subgraph: Subgraph
     physical: Physical
     pieces: tuple[Piece, ...]
     arguments: tuple[Slot, ...]
-    closed: tuple[Slot, ...]
+    closure: tuple[Slot, ...]
     results: tuple[Slot, ...]
-    received: Mapping[int, Slot]
-    sent: Mapping[int, Slot]
-    fed: Mapping[int, Slot]
-    passed: Mapping[int, Slot]
+    receives: Mapping[int, Slot]
+    sends: Mapping[int, Slot]
+    micro_receives: Mapping[int, Slot]
+    micro_sends: Mapping[int, Slot]
 
     @property
     def given_slots(self) -> tuple[Slot, ...]:
         """The slots of what comes with a call, or is closed over."""
-        return (*self.arguments, *self.closed)
+        return (*self.arguments, *self.closure)

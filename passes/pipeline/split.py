@@ -29,22 +29,22 @@ class Subgraph:
       graph: inputs are `arguments`, `received`, stacks of `fed`, then arrays that the program closes over;
         outputs are `results`, `sent`, stacks of `passed`.
       arguments: positions among the program's inputs.
-      closed: likewise, of the arrays.
+      closure: likewise, of the arrays.
       results: positions among the program's results.
-      received, sent: values from and for other placements, once.
-      fed, passed: likewise, for every micro-batch: values inside the loop.
+      receives, sends: values from and for other placements, once.
+      micro_receives, micro_sends: likewise, for every micro-batch: values inside the loop.
       stacks: of those, the values outside of the loop that stand for them.
     """
 
     place: int
     graph: Graph
     arguments: tuple[int, ...]
-    closed: tuple[int, ...]
+    closure: tuple[int, ...]
     results: tuple[int, ...]
-    received: tuple[int, ...]
-    sent: tuple[int, ...]
-    fed: tuple[int, ...]
-    passed: tuple[int, ...]
+    receives: tuple[int, ...]
+    sends: tuple[int, ...]
+    micro_receives: tuple[int, ...]
+    micro_sends: tuple[int, ...]
     stacks: Mapping[int, int]
 
 

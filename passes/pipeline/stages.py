@@ -38,7 +38,7 @@ class Stages:
       microbatches: how many there are; 0 for a program without a loop over them.
       subgraphs, plans: per placement.
       labels: the words for what goes from one placement to another.
-      asked: per placement, what its plan was asked for: what a plan that is made again begins with.
+      requests: per placement, what its plan was asked for: what a plan that is made again begins with.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Stages:
     subgraphs: tuple[Subgraph, ...]
     plans: tuple[PlanData, ...]
     labels: Labels
-    asked: tuple[tuple[TracedProgram, Request], ...] = field(default=(), compare=False, repr=False)
+    requests: tuple[tuple[TracedProgram, Request], ...] = field(default=(), compare=False, repr=False)
 
     def cuts(self, merged: bool) -> tuple[Cut, ...]:
         """The pieces of every placement; `merged` as of `cut`."""

@@ -46,12 +46,12 @@ class Sum:
     Arguments:
       carry: which.
       addends: what is added, of the loop's body, with what is done with it first.
-      gone: the ops that add them up.
+      additions: the ops that add them up.
     """
 
     carry: int
     addends: tuple[Addend, ...]
-    gone: tuple[Node, ...]
+    additions: tuple[Node, ...]
 
 
 def split_sums(graph: Graph, where: OpPlacements, order: Order) -> Graph:
@@ -158,7 +158,7 @@ class _Rewriting:
     def run(self, sums: Sequence[Sum]) -> Graph:
         """The graph with a carried value for each stage of each of the sums."""
         loop, (body,) = self.loop, self.loop.bodies
-        gone = {n.id for s in sums for n in s.gone}
+        gone = {n.id for s in sums for n in s.additions}
         nodes = [n for n in body.nodes if n.id not in gone]
         enters, leaves, begins, results = list[int](), list[Operand](), list[Operand](), list[int]()
         before, after = list[Node](), list[Node]()

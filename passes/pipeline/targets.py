@@ -131,7 +131,7 @@ class NamedStagesTensors:
         """Per placement, what its plan names but for what is sent: that has the names of both ends."""
         found = list[NamedTensors]()
         for subgraph, plan, (_, r) in zip(
-            self.stages.subgraphs, self.stages.plans, self.stages.asked, strict=True
+            self.stages.subgraphs, self.stages.plans, self.stages.requests, strict=True
         ):
             ins, outs = plan.in_paths[: len(subgraph.arguments)], plan.out_paths[: len(subgraph.results)]
             found.append(NamedTensors(replace(plan, in_paths=ins, out_paths=outs), physical_of(plan), r.ties))
@@ -158,7 +158,7 @@ class NamedStagesTensors:
         planned. Others lie as each of them likes.
         """
         for v in dict.fromkeys(
-            v for subgraph in self.stages.subgraphs for v in (*subgraph.sent, *subgraph.passed)
+            v for subgraph in self.stages.subgraphs for v in (*subgraph.sends, *subgraph.micro_sends)
         ):
             ends = list(self._ends_of(v))
             what = without_indices(ends[0].full.partition(": ")[2])
@@ -172,7 +172,7 @@ class NamedStagesTensors:
         """A value that is sent, as each of its placements has it."""
         for takes in (False, True):
             for p, g in enumerate(self.stages.subgraphs):
-                once, inside = (g.received, g.fed) if takes else (g.sent, g.passed)
+                once, inside = (g.receives, g.micro_receives) if takes else (g.sends, g.micro_sends)
                 if v not in (*once, *inside):
                     continue
                 plan, physical = self.stages.plans[p], physical_of(self.stages.plans[p])
@@ -195,8 +195,8 @@ class NamedStagesTensors:
         """Whether what is sent goes for every micro-batch: those stand last."""
         subgraph = self.stages.subgraphs[e.place]
         if e.at[0] == "argument":
-            return e.at[1] >= len(subgraph.arguments) + len(subgraph.received)
-        return e.at[1] >= len(subgraph.results) + len(subgraph.sent)
+            return e.at[1] >= len(subgraph.arguments) + len(subgraph.receives)
+        return e.at[1] >= len(subgraph.results) + len(subgraph.sends)
 
     def _words(self, e: TensorEntry, sent: bool) -> str:
         """Where a tensor belongs."""

@@ -94,7 +94,10 @@ def ways(stages: Stages, cuts: Sequence[Cut]) -> Iterator[TransferTime]:
         size = stages.plans[p].placement.size
         for q, other in enumerate(cuts):
             there = stages.plans[q].placement
-            for inside, given, taken in ((False, c.sent, other.received), (True, c.passed, other.fed)):
+            for inside, given, taken in (
+                (False, c.sends, other.receives),
+                (True, c.micro_sends, other.micro_receives),
+            ):
                 for v in given:
                     if q != p and v in taken:
                         value = c.subgraph.graph.values[v]

@@ -28,15 +28,15 @@ class IgnoredConstraint:
     Arguments:
       words: what said it, such as "reshard".
       source: the user's line.
-      asked: what it asked for.
+      signature: what it asked for.
     """
 
     words: str
     source: Source
-    asked: NamedSignature
+    signature: NamedSignature
 
     def __str__(self) -> str:
-        return f"{self.words} at {self.source}, {self.asked}"
+        return f"{self.words} at {self.source}, {self.signature}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,13 @@ class ConstrainedGraph:
       traced: the program.
       problems: what is wrong with annotations; they are left out.
       notes: what says nothing.
-      ignored: constraints that were left out because it was asked for.
+      ignored_constraints: constraints that were left out because it was asked for.
     """
 
     traced: TracedProgram
     problems: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
-    ignored: tuple[IgnoredConstraint, ...] = ()
+    ignored_constraints: tuple[IgnoredConstraint, ...] = ()
 
 
 def apply_constraints(
@@ -109,19 +109,21 @@ class _Constraints:
         pin = pin_of(node)
         if pin is None:
             return node
-        if pin.named is None and pin.named_grad is None:
+        if pin.named_signature is None and pin.named_grad is None:
             place = pin.placement or node.role.place or self.place
             wide = replace(pin, nd=_on_wide_axes(pin.nd, place), grad=_on_wide_axes(pin.grad, place))
             return node if wide == pin else replace(node, params={**node.params, "pin": wide})
-        if pin.named is not None and pin.words != OWN and not self.follow(node.source):
-            if not pin.named.says_nothing:
-                self.ignored.append(IgnoredConstraint(pin.words, node.source, pin.named))
+        if pin.named_signature is not None and pin.words != OWN and not self.follow(node.source):
+            if not pin.named_signature.says_nothing:
+                self.ignored.append(IgnoredConstraint(pin.words, node.source, pin.named_signature))
             return None
-        levels = self.levels(node, pin, pin.named)
+        levels = self.levels(node, pin, pin.named_signature)
         grad = self.levels(node, pin, pin.named_grad)
         if levels is None and grad is None:
             return None
-        plain = replace(pin, named=None, named_grad=None, nd=_whole(levels), grad=_whole(grad) or pin.grad)
+        plain = replace(
+            pin, named_signature=None, named_grad=None, nd=_whole(levels), grad=_whole(grad) or pin.grad
+        )
         return replace(node, params={**node.params, "pin": replace(plain, levels=levels or ())})
 
     def levels(self, node: Node, pin: Pin, named: NamedSignature | None) -> Levels | None:

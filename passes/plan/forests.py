@@ -23,8 +23,9 @@ class Workplace(NamedTuple):
     """Room to work in, as large as the network; what must survive between moves is said.
 
     Arguments:
-      inside, near: `[n]`, the number of the move in which a node was taken, or last had a neighbour taken.
-      beside: `[n]`, how many of its neighbours are taken, in that move.
+      move_taken, move_touched: `[n]`, the number of the move in which a node was taken, or last had a
+        neighbour taken.
+      taken_neighbours: `[n]`, how many of its neighbours are taken, in that move.
       order, frontier: `[n]`, nodes taken and nodes beside them.
       above: `[n]`, a taken node's entry at its parent; -1 at a root.
       before: `[n]`, the state before the move.
@@ -35,9 +36,9 @@ class Workplace(NamedTuple):
       move: `[1]`, the number of the last move.
     """
 
-    inside: Indices
-    near: Indices
-    beside: Indices
+    move_taken: Indices
+    move_touched: Indices
+    taken_neighbours: Indices
     order: Indices
     frontier: Indices
     above: Indices
@@ -104,21 +105,27 @@ def grow(flat: FlatNetwork, work: Workplace, most: int, among: Indices, roots: i
     taken, head, tail = 0, 0, 0
     for _ in range(roots if among.size > 0 else 0):
         root = among[draw(work, among.size)]
-        if work.inside[root] == move or (work.near[root] == move and work.beside[root] > 0):
+        if work.move_taken[root] == move or (
+            work.move_touched[root] == move and work.taken_neighbours[root] > 0
+        ):
             continue
         work.above[root] = -1
         current = root
         while True:
-            work.inside[current] = move
+            work.move_taken[current] = move
             work.order[taken] = current
             taken += 1
             for entry in range(flat.first[current], flat.first[current + 1]):
                 other = flat.other[entry]
-                if work.near[other] != move:
-                    work.near[other] = move
-                    work.beside[other] = 0
-                work.beside[other] += 1
-                if work.beside[other] == 1 and work.inside[other] != move and tail < flat.turn.size:
+                if work.move_touched[other] != move:
+                    work.move_touched[other] = move
+                    work.taken_neighbours[other] = 0
+                work.taken_neighbours[other] += 1
+                if (
+                    work.taken_neighbours[other] == 1
+                    and work.move_taken[other] != move
+                    and tail < flat.turn.size
+                ):
                     work.above[other] = entry
                     work.frontier[tail] = other
                     tail += 1
@@ -129,7 +136,7 @@ def grow(flat: FlatNetwork, work: Workplace, most: int, among: Indices, roots: i
                     work.frontier[head], work.frontier[pick] = work.frontier[pick], work.frontier[head]
                 node = work.frontier[head]
                 head += 1
-                if work.beside[node] == 1 and work.inside[node] != move:
+                if work.taken_neighbours[node] == 1 and work.move_taken[node] != move:
                     found = node
                     break
             if found < 0:
@@ -150,7 +157,7 @@ def choose_on(flat: FlatNetwork, theta: Table, work: Workplace, taken: int, stat
         work.score[at : at + size] = theta[at : at + size]
         for entry in range(flat.first[node], flat.first[node + 1]):
             other = flat.other[entry]
-            if work.inside[other] != move:
+            if work.move_taken[other] != move:
                 row, part = flat.table[entry] + states[other] * size, work.part[entry]
                 line, score_of = pool[row : row + size], work.score[at : at + size]
                 for state in range(line.size):
@@ -200,7 +207,7 @@ def cost_change(flat: FlatNetwork, work: Workplace, taken: int, states: Indices)
         total += flat.theta[at + new] - flat.theta[at + old]
         for entry in range(flat.first[node], flat.first[node + 1]):
             other = flat.other[entry]
-            was = work.before[other] if work.inside[other] == move else states[other]
+            was = work.before[other] if work.move_taken[other] == move else states[other]
             if was == states[other] or other < node:  # of two that changed the later one counts the edge
                 cells = flat.table[entry]
                 more = pool_difference(flat, cells, states[other] * size + new, was * size + old)

@@ -30,13 +30,13 @@ class UseSpan:
     """When a value is used that need not be kept in between.
 
     Arguments:
-      early, late: its uses before and after the longest time without one.
+      early_uses, late_uses: its uses before and after the longest time without one.
       start, until: from when until when it is wanted again, be it for an op that runs again.
       soonest: when it may be made again, for others that are; `start` if that is hardly before.
     """
 
-    early: list[ValueUse]
-    late: list[ValueUse]
+    early_uses: list[ValueUse]
+    late_uses: list[ValueUse]
     start: int
     until: int
     soonest: int
@@ -152,12 +152,12 @@ class LaterUse:
     """A value for the later uses of another one.
 
     Arguments:
-      value, made: the first one, and the op that makes it.
+      value, maker: the first one, and the op that makes it.
       id: of the second one.
       variable: where it comes from; states are `kept`, then the strategies of the op, then nothing if nobody
         has to have it.
-      kept: the signatures under which the first one may be kept; of what is not written twice: boxed, and
-        computed of what is kept; or three times: computed for what runs again too.
+      kept_count: the signatures under which the first one may be kept; of what is not written twice: boxed,
+        and computed of what is kept; or three times: computed for what runs again too.
       each: so many of them are of one way.
       users: who uses the first one much later, in the program as it is.
       since, start, until: when its early uses end; when the second is there, and until when.
@@ -165,10 +165,10 @@ class LaterUse:
     """
 
     value: int
-    made: Node
+    maker: Node
     id: int
     variable: int
-    kept: int
+    kept_count: int
     each: int
     users: frozenset[int]
     since: int
@@ -179,7 +179,7 @@ class LaterUse:
     @property
     def has_spots(self) -> bool:
         """Whether it costs more where it is computed for what runs again."""
-        return self.kept == 3 * self.each
+        return self.kept_count == 3 * self.each
 
 
 class UnwrittenValues:
@@ -219,7 +219,7 @@ class UnwrittenValues:
         key = "charged", id(lies), x.each, id(strategies), id(taken)
         if key not in self.m.columns:
             table = np.zeros((len(strategies), len(lies)))
-            for column in range(x.each, x.kept):
+            for column in range(x.each, x.kept_count):
                 made = np.array([s.results[0] == lies[column] for s in strategies])
                 table[:, column] = np.where(made, taken if column >= 2 * x.each else 0.0, np.inf)
             self.m.columns[key] = written_down(table), lies, strategies, taken
@@ -233,7 +233,7 @@ class UnwrittenValues:
           wanted: by its states, how it wants the value.
         """
         lies = self.m.states[x.variable]
-        key = "read again", id(lies), x.kept, x.each, id(wanted)
+        key = "read again", id(lies), x.kept_count, x.each, id(wanted)
         if key not in self.m.columns:
             table = np.ones((len(lies), len(wanted)), dtype=bool)
             for row in range(x.each, 2 * x.each):
@@ -252,38 +252,48 @@ class UnwrittenValues:
         if copy is None:
             self.m.unary[x.variable][:n] = np.inf
         else:
-            key = "boxed or computed", len(lies), n, x.kept
+            key = "boxed or computed", len(lies), n, x.kept_count
             if key not in self.m.tables:
                 # Copies: under each signature one, or none; how the value is kept is in the same order.
                 boxed, computed = np.split(np.eye(2 * n, dtype=bool), 2)
-                others = np.ones((len(lies) - x.kept, 2 * n), dtype=bool)
-                ways = [boxed, *[computed] * (x.kept // n - 1), others]
+                others = np.ones((len(lies) - x.kept_count, 2 * n), dtype=bool)
+                ways = [boxed, *[computed] * (x.kept_count // n - 1), others]
                 self.m.tables[key] = written_down(_forbidden(np.vstack(ways)))
             self.m.add_edge(x.value, x.variable, copy, self.m.tables[key])
             sizes = np.zeros(len(lies))
             sizes[:n] = self.m.held_bytes(x.value, tuple(lies[:n]))
             self.m.load(x.variable, x.since, x.start, sizes)
-        for k, operand in enumerate(x.made.inputs):
+        for k, operand in enumerate(x.maker.inputs):
             if not isinstance(operand, Const) and operand in self.later:
                 self.need(x, k, self.later[operand])
 
     def need(self, x: LaterUse, k: int, source: LaterUse) -> None:
         """What is computed needs its operand `k` kept, under a signature that makes nobody send it."""
-        lies, strategies = self.m.states[source.variable], self.m.c.strategies[x.made.id]
+        lies, strategies = self.m.states[source.variable], self.m.c.strategies[x.maker.id]
         boxing, own = self.m.boxing(source.value), self.m.states[x.variable]
         again = x.has_spots and source.has_spots
-        key = "needs", id(lies), source.kept, id(strategies), id(own), x.kept, k, again, id(boxing)
+        key = (
+            "needs",
+            id(lies),
+            source.kept_count,
+            id(strategies),
+            id(own),
+            x.kept_count,
+            k,
+            again,
+            id(boxing),
+        )
         if key not in self.m.columns:
             sends = self.m.copy_masks(boxing)[1]
             wanted: dict[Any, dict[NdSbp, int]] = {}
             for s in strategies:
                 wanted.setdefault(s.results[0], {})[s.operands[k]] = boxing.index[s.operands[k]]
-            silent = ~sends[[boxing.index[nd] for nd in lies[: source.kept]]]
+            silent = ~sends[[boxing.index[nd] for nd in lies[: source.kept_count]]]
             table = np.ones((len(lies), len(own)), dtype=bool)
-            for column in range(x.each, x.kept):
+            for column in range(x.each, x.kept_count):
                 to = wanted.get(own[column], {})
                 table[:, column] = False
-                table[: source.kept, column] = silent[:, sorted(to.values())].any(axis=1)
+                table[: source.kept_count, column] = silent[:, sorted(to.values())].any(axis=1)
                 for row in range(source.each, 2 * source.each) if again and column >= 2 * x.each else ():
                     # Cut out of what is computed, whichever strategy the result is of: it is computed anew.
                     table[row, column] &= not all(is_cut(lies[row], nd) for nd in to)

@@ -125,20 +125,22 @@ class JointNetwork:
 
     Arguments:
       network, loads: on these states.
-      kept: per node the states.
+      states: per node the states.
     """
 
     network: CostNetwork
     loads: tuple[Load, ...]
-    kept: tuple[Indices, ...]
+    states: tuple[Indices, ...]
 
     def to_joint(self, states: Indices) -> list[int]:
         """One of the assignments in terms of this network."""
-        return [int(keep.searchsorted(state)) for keep, state in zip(self.kept, states, strict=True)]
+        return [int(keep.searchsorted(state)) for keep, state in zip(self.states, states, strict=True)]
 
     def to_whole(self, states: Sequence[int]) -> Indices:
         """States of this network in terms of the whole."""
-        return np.array([keep[state] for keep, state in zip(self.kept, states, strict=True)], dtype=np.int64)
+        return np.array(
+            [keep[state] for keep, state in zip(self.states, states, strict=True)], dtype=np.int64
+        )
 
 
 def joint_network(network: CostNetwork, loads: Sequence[Load], among: Sequence[Indices]) -> JointNetwork:

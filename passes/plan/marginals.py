@@ -26,13 +26,13 @@ class HeldSolutions:
     """The cheapest alternatives.
 
     Arguments:
-      found: by position of the alternative, its solution, the cheapest first.
+      solutions: by position of the alternative, its solution, the cheapest first.
       slower: how many others cost at least as much as each of these, proven; or no assignment has them.
       unknown: how many there was no time for.
       impossible: how many others no assignment has.
     """
 
-    found: tuple[tuple[int, Solution], ...]
+    solutions: tuple[tuple[int, Solution], ...]
     slower: int
     unknown: int
     impossible: int

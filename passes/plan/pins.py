@@ -64,7 +64,7 @@ def check_annotations(graph: Graph, placement: Placement) -> list[Problem]:
             continue
         value = graph.operand(node.inputs[0])
         tensor = f"{value.dtype}{list(value.shape)}"
-        backward = node.role.derived == "backward"  # then it is what `grad=` asked of the cotangent
+        backward = node.role.direction == "backward"  # then it is what `grad=` asked of the cotangent
         where = f"{pin.words}(...{', grad=...' if backward else ''}) at {node.source}: {tensor}"
         if pin.placement is not None and pin.placement != placement:
             problems.append(_other_placement(where, str(pin.placement), placement))

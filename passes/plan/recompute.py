@@ -82,7 +82,7 @@ class RecomputingModel(RoomModel):
 
     def add_later(self, v: int, second: dict[int, int], span: UseSpan) -> None:
         """Adds the variable of a value's later uses, and moves these to the second value."""
-        node, p, early, late = self.makers[v], second[v], span.early, span.late
+        node, p, early, late = self.makers[v], second[v], span.early_uses, span.late_uses
         nothing, strategies = 0 if late else 1, self.silent(node)
         shared = (
             self.share_signatures(self.supply[v], early, self.c.partials[v])
@@ -151,11 +151,11 @@ class RecomputingModel(RoomModel):
     def load_early(self, x: LaterUse, use: ValueUse, start: int) -> None:
         """A variable with what is made again for another op that runs again, until its own later uses."""
         lies = tuple(self.states[x.variable])
-        again = tuple(dict.fromkeys(nd for nd in lies[x.kept :] if nd is not NOWHERE))
+        again = tuple(dict.fromkeys(nd for nd in lies[x.kept_count :] if nd is not NOWHERE))
         key = "early", id(self.states[x.variable]), id(use.needs)
         if key not in self.columns:
             # Its states: how it lies; nobody wants it early; it is not made again.
-            made = [k >= x.kept and nd is not NOWHERE for k, nd in enumerate(lies)]
+            made = [k >= x.kept_count and nd is not NOWHERE for k, nd in enumerate(lies)]
             first = [[*(m and nd == b for b in again), True, not m] for nd, m in zip(lies, made, strict=True)]
             wanted = [nd is not NOWHERE for nd in use.needs]
             then = [[*(w for _ in again), not w, True] for w in wanted]
@@ -263,7 +263,7 @@ class RecomputingModel(RoomModel):
         later = self.later.get(v)
         if later is not None and v in self.lives:
             sizes = self.held_bytes(v, tuple(self.states[later.variable])).copy()
-            sizes[later.kept :] = 0.0
+            sizes[later.kept_count :] = 0.0
             self.load(later.variable, later.since, later.start, sizes)
         elif later is not None:
             self.unwritten.keep(later, self.boxed.get(v))
@@ -323,7 +323,7 @@ class RecomputingModel(RoomModel):
         base = super().chosen_signatures(states, cost, bound)
         shares, clusters = dict(base.shares), dict(base.clusters)
         recomputed = dict[int, RecomputedValue]()
-        run = {self.count + x.made.id for x in self.later.values() if self.runs(x, states)}
+        run = {self.count + x.maker.id for x in self.later.values() if self.runs(x, states)}
 
         def real(near: Iterable[Cluster]) -> tuple[Cluster, ...]:
             named = ((c, {u if u < 0 else u % self.stride for u in c.users}) for c in near)
@@ -337,8 +337,8 @@ class RecomputingModel(RoomModel):
             late = clusters.pop(x.id, (Cluster(frozenset(u.user for u in self.demand[x.id]), share),))
             early = clusters.pop(v, (Cluster(frozenset(u.user for u in self.demand[v]), None),))
             if self.runs(x, states):
-                silent = self.silent(x.made)
-                strategy = silent[(states[x.variable] - x.kept) % len(silent)]
+                silent = self.silent(x.maker)
+                strategy = silent[(states[x.variable] - x.kept_count) % len(silent)]
                 near = real(late) if len(real(late)) > 1 else ()
                 recomputed[v] = RecomputedValue(strategy, x.users, share, near)
                 late = ()

@@ -135,17 +135,17 @@ def tensors_of(graph: Graph, ties: Sequence[int | None]) -> SeedTensors:
     at = {v: i for i, v in enumerate(graph.inputs)}
     shapes = [graph.values[v].shape for v in graph.inputs]
     nodes = list(graph.walk())
-    used = {x for n in nodes if n.role.derived for x in n.inputs if not isinstance(x, Const)}
+    used = {x for n in nodes if n.role.direction for x in n.inputs if not isinstance(x, Const)}
     # A program without a gradient, such as one that only decodes, has nothing to split but its batch.
     weights = {i for v, i in at.items() if i in state and v in used and shapes[i]}
     forms = {shapes[i] for i in weights}
     alike = {graph.inputs[i] for i in weights if len(shapes[i]) > 1}
     gradients, met = set[int](), set[int]()
     for n in nodes:
-        if n.role.derived == "backward":
+        if n.role.direction == "backward":
             gradients.update(v for v in n.outputs if graph.values[v].shape in forms)
         alike.update(_alike(graph, n, alike))
-        if not n.role.derived:
+        if not n.role.direction:
             met.update(x for x in n.inputs if not isinstance(x, Const))
     batch = frozenset(i for i in at.values() if i not in state and shapes[i])
     return SeedTensors(
@@ -164,7 +164,7 @@ def _alike(graph: Graph, node: Node, weights: set[int]) -> list[int]:
     if node.bodies:
         wired = ((p, node.inputs[p.operand]) for p in ports(node) if p.operand is not None)
         return [v for p, x in wired if x in weights for v in p.enters]
-    if not node.role.derived or len(entering) != 1 or entering[0] not in weights or len(node.outputs) != 1:
+    if not node.role.direction or len(entering) != 1 or entering[0] not in weights or len(node.outputs) != 1:
         return []
     given, made = (np.prod(graph.values[v].shape) for v in (entering[0], node.outputs[0]))
     return [node.outputs[0]] if given == made else []
@@ -190,7 +190,7 @@ def restriction(model: Model, seed: Sequence[SeedUse], tensors: SeedTensors) -> 
                 r.keep(variable, "layers", lambda s, use: not use.layers or _is_split(s))
     if any(use.stays or use.gathered or use.whole_rows for use in seed):
         for node in model.graph.walk():
-            if node.role.derived and node.id in model.nodes:
+            if node.role.direction and node.id in model.nodes:
                 r.keep_node(node, b)
     return tuple(r.unary)
 

@@ -66,14 +66,14 @@ class Region:
 
     Arguments:
       node: the op.
-      ports, inside: its ports and the signature of each inside.
+      ports, inner_signatures: its ports and the signature of each inside.
       outer: the local tensor of each port that has an operand.
       body: runs the body of a number on tensors that enter, by port.
     """
 
     node: Node
     ports: tuple[Port, ...]
-    inside: tuple[NdSbp, ...]
+    inner_signatures: tuple[NdSbp, ...]
     outer: Mapping[int, jax.Array]
     body: Callable[[int, Mapping[int, jax.Array], Leaving], list[jax.Array]]
 
@@ -91,7 +91,7 @@ class Region:
 
     def leaving_values(self, at: Sequence[int], k: int = 0) -> Leaving:
         """What leaves through some ports: the end number `k` of each."""
-        return [(self.ports[i].leaves[k], self.inside[i]) for i in at]
+        return [(self.ports[i].leaves[k], self.inner_signatures[i]) for i in at]
 
 
 def _scan_ports(node: Node) -> Iterable[Port]:
@@ -133,7 +133,7 @@ def _lower_scan(r: Region) -> list[jax.Array]:
     """A scan over local slices; what it only reads is closed over."""
     carried = r.where(lambda p: p.operand is not None and p.result is not None)
     stacked = r.where(lambda p: p.operand is None)
-    summed = summed_ports(r.node, r.ports, r.inside)
+    summed = summed_ports(r.node, r.ports, r.inner_signatures)
     sliced = r.where(lambda p: p.operand is not None and p.stacked)
     sliced = [i for i in sliced if i not in summed.values()]
     fixed, leaving = r.without([*carried, *sliced, *summed.values()]), r.leaving_values([*carried, *stacked])

@@ -182,7 +182,7 @@ def _phases(nodes: Sequence[Node], default: str, last: str = PHASES[-1]) -> Iter
     Arguments:
       last: what is not marked and comes after the backward pass; of micro-batches it adds up their gradients.
     """
-    marked = {n.id: n.role.derived for n in nodes}
+    marked = {n.id: n.role.direction for n in nodes}
     back = {n.id for n in nodes if marked[n.id] == "backward" or _steps_back(n)}
     late: set[int] = set()
     for node in nodes:
@@ -205,7 +205,9 @@ def _phases(nodes: Sequence[Node], default: str, last: str = PHASES[-1]) -> Iter
 
 def _steps_back(node: Node) -> bool:
     """Whether a loop over micro-batches has a backward pass inside."""
-    return node.role.microbatches and any(n.role.derived == "backward" for b in node.bodies for n in b.nodes)
+    return node.role.microbatches and any(
+        n.role.direction == "backward" for b in node.bodies for n in b.nodes
+    )
 
 
 def _values(node: Node) -> Iterator[int]:

@@ -46,7 +46,7 @@ class Role:
 
     Arguments:
       place: the placement that it belongs to; None if nothing says so.
-      derived: "backward" of what undoes other ops, "forward" of what is differentiated, "" of all else.
+      direction: "backward" of what undoes other ops, "forward" of what is differentiated, "" of all else.
       undoes: whether it belongs to the backward pass of the whole program. An op of a gradient that the model
         itself takes in its forward pass does not.
       microbatches: whether it is the loop over micro-batches.
@@ -54,7 +54,7 @@ class Role:
     """
 
     place: Placement | None = None
-    derived: str = ""
+    direction: str = ""
     undoes: bool = False
     microbatches: bool = False
     part: Part | None = None
@@ -67,7 +67,7 @@ class Role:
     @property
     def without_direction(self) -> Role:
         """The same of the forward and of the backward pass, between which XLA knows no difference."""
-        is_plain = not self.derived and not self.undoes
+        is_plain = not self.direction and not self.undoes
         return self if is_plain else Role(self.place, "", False, self.microbatches, self.part)
 
     def on(self, place: Placement) -> Role:
@@ -89,7 +89,7 @@ def role_of(op: str, scope: str) -> Role:
     whole: "transpose(" there means its backward pass.
 
     >>> role = role_of("mul", "transpose(jvp(sbp.on:cpu[4,5]2[data]))/layer")
-    >>> str(role.place), role.derived, role.undoes
+    >>> str(role.place), role.direction, role.undoes
     ('cpu(data=2, ranks [4, 5])', 'backward', True)
     """
     if not scope:  # most ops of a model without scopes: no regular expression for them
@@ -97,7 +97,7 @@ def role_of(op: str, scope: str) -> Role:
     derived = "backward" if "transpose(" in scope else "forward" if "jvp(" in scope else ""
     return Role(
         place=None if op in SUMS else placement_in(scope),
-        derived=derived,
+        direction=derived,
         undoes=_TRANSFORMS.findall(scope.split(ON, 1)[0])[:1] == ["transpose"],
         microbatches=op == "scan" and MICROBATCH in scope,
     )

@@ -93,9 +93,9 @@ def communication_of(
 
 def held_bytes(graph: Graph, node: Node, lying: Lying, hierarchy: tuple[int, ...]) -> float:
     """What a device holds inside the body of an op, beside its operands and results."""
-    if node.rule is None or node.rule.held is None:
+    if node.rule is None or node.rule.body_bytes is None:
         return 0.0
-    return node.rule.held(context_of(graph, node, lying, hierarchy))
+    return node.rule.body_bytes(context_of(graph, node, lying, hierarchy))
 
 
 def declared_communication(node: Node, ctx: Context) -> list[Communication]:

@@ -28,7 +28,7 @@ FORMAT, VERSION = "sbp-plan", 4
 TRACE = ".trace.json"
 OF_STAGES = ("stages", "schedule", "timeline", "figures", "memory", "places")
 """Fields that only the file of a plan with stages has."""
-NOT_SAVED = ("physical", "program", "replanner", "writer", "choice", "apart", *OF_STAGES)
+NOT_SAVED = ("physical", "program", "replanner", "writer", "choice", "program_stages", *OF_STAGES)
 """Fields of a plan that a file does not have, or has in a form of its own."""
 
 

@@ -75,7 +75,9 @@ class _Fold:
 
         found: nx.DiGraph = nx.DiGraph(name=self.plan.name)
         open_ = self.open_groups()
-        shown = {v: self.visible_node(v, open_) for v in range(1, len(self.wiring.sent) + self.n_groups)}
+        shown = {
+            v: self.visible_node(v, open_) for v in range(1, len(self.wiring.collectives) + self.n_groups)
+        }
         shown = self.gather_lanes(shown)
         order = sorted(set(shown.values()) - {0}, key=self.place)
         at = {v: k for k, v in enumerate(order)}
@@ -96,7 +98,7 @@ class _Fold:
 
     def parent(self, v: int) -> int:
         n = self.n_groups
-        return self.outline.groups[v].parent if v < n else self.wiring.sent[v - n].parent
+        return self.outline.groups[v].parent if v < n else self.wiring.collectives[v - n].parent
 
     def place(self, v: int) -> tuple[float, int]:
         """The position of a node in the program: a collective stands just before its reader."""
@@ -119,7 +121,7 @@ class _Fold:
     def open_groups(self) -> set[int]:
         """The groups that are open."""
         members: dict[int, list[int]] = {}
-        for v in range(1, self.n_groups + len(self.wiring.sent)):
+        for v in range(1, self.n_groups + len(self.wiring.collectives)):
             members.setdefault(self.parent(v), []).append(v)
         open_, count = {0}, len(members.get(0, ()))
         waiting = [v for v in members.get(0, ()) if v in members]
@@ -153,7 +155,7 @@ class _Fold:
         first: dict[tuple[str, str], int] = {}
         for v, at in sorted(shown.items()):
             if at >= self.n_groups and crowded[lane := self.lane(at)] > MAX_LANE:
-                key = lane, self.wiring.sent[at - self.n_groups].kind
+                key = lane, self.wiring.collectives[at - self.n_groups].kind
                 shown[v] = first.setdefault(key, at)
         return shown
 
@@ -169,7 +171,7 @@ class _Fold:
     def box(self, v: int) -> dict[str, Any]:
         """A group that is closed, or a line."""
         g = self.outline.groups[v]
-        inside = [s for k, s in enumerate(self.wiring.sent) if self.stands_in(self.n_groups + k, v)]
+        inside = [s for k, s in enumerate(self.wiring.collectives) if self.stands_in(self.n_groups + k, v)]
         rows = [r for s in inside for r in s.rows]
         read = [k for k, nodes in self.wiring.readers.items() if any(self.stands_in(x, v) for x in nodes)]
         body = [f"{g.where} · {seconds_text(g.seconds)}", *self.sent_words(rows), *self.read_words(read)]
@@ -217,8 +219,8 @@ class _Fold:
 
     def pill(self, v: int, same: Sequence[int]) -> dict[str, Any]:
         """Collectives at one place, or at several places that are one node."""
-        sent = self.wiring.sent[v - self.n_groups]
-        rows = [r for x in same for r in self.wiring.sent[x - self.n_groups].rows]
+        sent = self.wiring.collectives[v - self.n_groups]
+        rows = [r for x in same for r in self.wiring.collectives[x - self.n_groups].rows]
         cs = list(map(self.row, rows))
         times, moves = sum(c.count for c in cs), Counter(_move(c) for c in cs)
         return {

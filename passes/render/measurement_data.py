@@ -58,7 +58,7 @@ def beside_data(plan: PlanData, step: MeasuredStep, program: Mapping[str, Any] |
             "phase": [g.phase for g in groups],
             "line": [g.source for g in groups],
             "ops": [g.ops for g in groups],
-            "estimated": [g.estimated for g in groups],
+            "estimated": [g.estimated_seconds for g in groups],
             "seconds": [g.seconds for g in groups],
         },
     }

@@ -98,9 +98,9 @@ def group_rows(plan: PlanData, step: MeasuredStep) -> list[Cells]:
     """Headings, and a line per pass and line of the user's."""
     rows: list[Cells] = [("kernels of", "line", "ops", step.word, "share", "estimated", "ratio")]
     for g in _groups(plan, step):
-        seconds = seconds_text(g.seconds), _share(g.seconds, step), seconds_text(g.estimated)
+        seconds = seconds_text(g.seconds), _share(g.seconds, step), seconds_text(g.estimated_seconds)
         ops = str(g.ops) if g.ops else ""
-        rows.append((g.phase, g.source, ops, *seconds, ratio_text(g.seconds, g.estimated)))
+        rows.append((g.phase, g.source, ops, *seconds, ratio_text(g.seconds, g.estimated_seconds)))
     return rows
 
 

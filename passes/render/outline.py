@@ -56,17 +56,17 @@ class OutlineItem:
 
     Arguments:
       times: how often it runs in a step of the program, as its seconds count.
-      inside: of a loop, the items of its bodies.
+      items: of a loop, the items of its bodies.
     """
 
     step: Mapping[str, Any]
     times: int
-    inside: tuple[OutlineItem, ...] = ()
+    items: tuple[OutlineItem, ...] = ()
 
     @property
     def phase(self) -> str:
         """Of a loop over everything "loop"."""
-        phases = {i.phase for i in self.inside}
+        phases = {i.phase for i in self.items}
         if len(phases) > 1:
             return LOOP
         return phases.pop() if phases else str(self.step["phase"])
@@ -196,7 +196,7 @@ class Outline:
                 self.copy.update({id(i.step): (at, n) for i in _all(other)})
                 for one, i in zip(_all(same[0]), _all(other), strict=True) if n else ():
                     self.leaf[id(i.step)] = leaf = self.leaf[id(one.step)]
-                    if not i.inside:
+                    if not i.items:
                         self.fill(leaf, i)
 
     def functions(self, found: Sequence[OutlineItem], parent: int, *, is_layer: bool = False) -> None:
@@ -226,11 +226,11 @@ class Outline:
         """Puts items into leaves by their lines, loops into groups of their own."""
         leaves: dict[str, int] = {}
         for i in found:
-            if i.inside:
+            if i.items:
                 trips = i.step["trips"]
                 title = f"{i.step['name']} x {trips}" if trips > 1 else i.step["name"]
                 self.leaf[id(i.step)] = at = self.add("loop", title, [i], parent)
-                self.divide(i.inside, at)
+                self.divide(i.items, at)
                 continue
             where = i.step["at"]
             if where not in leaves:
@@ -294,7 +294,7 @@ class Outline:
         """What must be the same of ops for them to be the same op in another layer."""
         values = self.program["values"]
         lying = [(*values[str(v)][:2], nd) for v, nd in (*i.step["reads"], *i.step["writes"])]
-        return i.token, str(lying), i.step.get("seconds"), tuple(map(self.exactly, i.inside))
+        return i.token, str(lying), i.step.get("seconds"), tuple(map(self.exactly, i.items))
 
     def function(self, i: OutlineItem) -> str:
         """The function that an op stands in."""
@@ -362,7 +362,7 @@ def _all(found: Iterable[OutlineItem]) -> Iterator[OutlineItem]:
     """Items and those inside them."""
     for i in found:
         yield i
-        yield from _all(i.inside)
+        yield from _all(i.items)
 
 
 def _where(found: Sequence[OutlineItem]) -> str:

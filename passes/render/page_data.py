@@ -188,7 +188,7 @@ def graph(
     )
     sent = columns(
         ("kind", "parent", "rows", "count", "bytes", "seconds", "exposed"),
-        (_place(s.kind, s.parent, [every[r] for r in s.rows], row_of) for s in wiring.sent),
+        (_place(s.kind, s.parent, [every[r] for r in s.rows], row_of) for s in wiring.collectives),
     )
     edges = columns(
         ("from", "to", "bytes", "next", "count", "tensors"),
@@ -311,9 +311,9 @@ def _choice(nd: str, f: PlanFigures, limit_bytes: float) -> dict[str, Any]:
 
 def _gone(held: HeldPlan, row: Collective | None, plan: PlanData) -> dict[str, Any]:
     """Whether a collective is gone from a plan, and the dearest that this sends at its line instead."""
-    if row is None or held.sent is None:
+    if row is None or held.sent_at is None:
         return {"gone": None, "instead": ""}
-    return {"gone": is_gone(row, held.sent, plan), "instead": _instead(held.sent, row, plan)}
+    return {"gone": is_gone(row, held.sent_at, plan), "instead": _instead(held.sent_at, row, plan)}
 
 
 def _instead(sent: Sequence[SentAt], row: Collective, plan: PlanData) -> str:
@@ -341,7 +341,7 @@ def removal_data(found: Removal, row: Collective, plan: PlanData) -> dict[str, A
     ]
     figures = {"seconds": f.step_seconds, "bytes": f.wire_bytes, "memory": f.memory_bytes}
     more = {"fits": f.memory_bytes <= limit, "now": plan.step_seconds}
-    return said | {"holds": holds, "instead": _instead(found.sent, row, plan)} | figures | more
+    return said | {"holds": holds, "instead": _instead(found.sent_at, row, plan)} | figures | more
 
 
 def data_text(data: Mapping[str, Any]) -> str:

@@ -186,12 +186,12 @@ class _Writer:
     def loop(self, step: Border, lying: dict[str, Any]) -> dict[str, Any]:
         enters: list[list[Any]] = [[] for _ in step.bodies]
         leaves: list[list[Any]] = [[] for _ in step.bodies]
-        for port, nd in zip(ports(step.node), step.inside, strict=True):
+        for port, nd in zip(ports(step.node), step.inner_signatures, strict=True):
             for k, body in enumerate(step.node.bodies):
                 enters[k] += [_version((v, nd)) for v in port.enters if v in body.inputs]
                 leaves[k] += [_version((x, nd)) for x in port.left_by(k) if isinstance(x, int)]
         wires = []
-        for port, nd in zip(ports(step.node), step.inside, strict=True):
+        for port, nd in zip(ports(step.node), step.inner_signatures, strict=True):
             x = None if port.operand is None else step.node.inputs[port.operand]
             wires.append(
                 [

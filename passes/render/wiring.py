@@ -61,7 +61,7 @@ class Wiring:
 
     outline: Outline
     mesh: Sequence[int]
-    sent: list[Sent] = field(default_factory=list)
+    collectives: list[Sent] = field(default_factory=list)
     edges: dict[tuple[int, int], EdgeLoad] = field(default_factory=dict)
     readers: dict[int, list[int]] = field(default_factory=dict)
     makers: dict[int, int] = field(default_factory=dict)
@@ -201,10 +201,10 @@ class _Walk:
         """The collective of a place, with one row more."""
         w = self.wiring
         if key not in self.places:
-            self.places[key] = len(w.outline.groups) + len(w.sent)
-            w.sent.append(Sent(kind, parent))
+            self.places[key] = len(w.outline.groups) + len(w.collectives)
+            w.collectives.append(Sent(kind, parent))
         at = self.places[key]
-        rows = w.sent[at - len(w.outline.groups)].rows
+        rows = w.collectives[at - len(w.outline.groups)].rows
         if row not in rows:
             rows.append(row)
         return at

@@ -63,15 +63,15 @@ class NearNetwork:
 
     Arguments:
       network: on the states that are kept; variables and states of those that are free have their numbers.
-      kept: per variable, its states: all, or the one that a plan has.
+      states: per variable, its states: all, or the one that a plan has.
     """
 
     network: CostNetwork
-    kept: tuple[Indices, ...]
+    states: tuple[Indices, ...]
 
     def whole(self, states: Sequence[int]) -> list[int]:
         """The states of the program's network that some of this one are."""
-        return [int(own[k]) for own, k in zip(self.kept, states, strict=True)]
+        return [int(own[k]) for own, k in zip(self.states, states, strict=True)]
 
     def solve(self, held: HeldStates, effort: Effort) -> tuple[list[int], float] | None:
         """The cheapest states of all variables, and what they cost near; None if none were found in time.
@@ -93,23 +93,23 @@ class NearProblem:
     Arguments:
       s: what is planned, with an annotation that says nothing behind each of the values that are asked about.
       physical: of the plan.
-      watched: these values.
+      values: these values.
     """
 
     s: Listed
     physical: Physical
-    watched: Sequence[int]
+    values: Sequence[int]
     model: Model = field(init=False)
-    indexed: IndexedNetwork = field(init=False)
+    network: IndexedNetwork = field(init=False)
 
     def __post_init__(self) -> None:
         self.model = Model(self.s.candidates, self.s.boundary, self.s.boxings)
-        self.indexed = self.model.build_indexed()
+        self.network = self.model.build_indexed()
 
     @cached_property
     def annotations(self) -> Mapping[int, Node]:
         """The annotation behind each value that is asked about."""
-        return annotations_of(self.s.graph, dict.fromkeys(self.watched))
+        return annotations_of(self.s.graph, dict.fromkeys(self.values))
 
     @cached_property
     def plan_states(self) -> list[int]:
@@ -122,7 +122,7 @@ class NearProblem:
             if own is None or isinstance(step, Box) or own.primitive is not step.node.primitive:
                 continue
             if isinstance(step, Border):
-                says += zip(m.ports[own.id], step.inside, strict=True)
+                says += zip(m.ports[own.id], step.inner_signatures, strict=True)
             else:
                 says.append((m.nodes.get(own.id), step.strategy))
         # Many variables share one list, which takes long to hash.
@@ -148,14 +148,14 @@ class NearProblem:
     def of_values(self, values: Iterable[int]) -> set[int]:
         """The variables that make some values, bring them somewhere, or read them."""
         wanted = {x for v in values for x in (v, self.annotated_values.get(v, v))}
-        edges = zip(self.indexed.edges, self.model.edge_values, strict=True)
+        edges = zip(self.network.edges, self.model.edge_values, strict=True)
         return {x for (i, j, _), v in edges if v in wanted for x in (i, j)}
 
     def variables_near(self, variables: Iterable[int], reach: int = REACH) -> set[int]:
         """Variables at most so many edges from some."""
         import networkx as nx  # takes long to load
 
-        edges, found = nx.Graph((i, j) for i, j, _ in self.indexed.edges), set(variables)
+        edges, found = nx.Graph((i, j) for i, j, _ in self.network.edges), set(variables)
         layers = nx.bfs_layers(edges, found.intersection(edges))
         return found.union(*itertools.islice(layers, reach + 1))
 
@@ -173,10 +173,10 @@ class NearProblem:
         )
         edges = (
             (i, j, self._table(table, v, banned))
-            for (i, j, table), v in zip(self.indexed.edges, self.model.edge_values, strict=True)
+            for (i, j, table), v in zip(self.network.edges, self.model.edge_values, strict=True)
             if free[i] or free[j]
         )
-        network = replace(self.indexed, unary=tuple(unary), edges=tuple(edges))
+        network = replace(self.network, unary=tuple(unary), edges=tuple(edges))
         return NearNetwork(network.dense(kept), kept)
 
     def _table(self, table: IndexedTable, v: int, banned: Ban) -> IndexedTable:
@@ -202,7 +202,7 @@ class NearProblem:
         return {x: nodes[i] for i, x in self.model.nodes.items()}
 
     def _unary(self, x: int, banned: Ban) -> Table:
-        costs, node = self.indexed.unary[x], self._ops.get(x)
+        costs, node = self.network.unary[x], self._ops.get(x)
         kinds = set() if node is None else {k for k, v in banned.communication if v in node.outputs}
         if node is None or not kinds:
             return costs

@@ -67,8 +67,8 @@ class RowsSearch:
       problem: of it.
       lines: what can be held near each row.
       own: per row, its own tensors and the argument that leads to it.
-      opened: arguments of which nothing is said in `problem`, by position.
-      planned: makes the whole plan with some tensors held.
+      free_arguments: arguments of which nothing is said in `problem`, by position.
+      make_plan: makes the whole plan with some tensors held.
     """
 
     plan: PlanData
@@ -77,8 +77,8 @@ class RowsSearch:
     lines: LineTargets
     own: Sequence[Sequence[Target]]
     rows: Sequence[Collective]
-    opened: Sequence[int]
-    planned: Callable[[Sequence[Hold]], PlanData]
+    free_arguments: Sequence[int]
+    make_plan: Callable[[Sequence[Hold]], PlanData]
     effort: Effort = field(default_factory=Effort)
     _cached: dict[int, NearNetwork] = field(default_factory=dict)
 
@@ -121,7 +121,7 @@ class RowsSearch:
             for target in (*self.own[k], *self.lines.targets_near[k])
             for x in self.problem.variables(target)
         ]
-        opened = [self.problem.model.inputs[i] for i in self.opened]
+        opened = [self.problem.model.inputs[i] for i in self.free_arguments]
         return self.problem.variables_near(self.problem.of_values(values)) | set(held) | set(opened)
 
     def _moves(self, k: int) -> list[Box | InnerCollective]:
@@ -132,7 +132,7 @@ class RowsSearch:
     def states(self, *holds: Hold) -> HeldStates:
         """The states that hold some targets; what else is open of arguments stays."""
         m, found = self.problem.model, dict[int, int]()
-        for i in self.opened:
+        for i in self.free_arguments:
             found[m.inputs[i]] = self.problem.plan_states[m.inputs[i]]
         for target, nd in holds:
             found |= self.problem.held_states(target, nd)
@@ -144,7 +144,7 @@ class RowsSearch:
         around = self.network_around(k)
         asked = [self.states((target, nd)) for nd in others]
         found = cheapest_held(around.network, asked, most, Effort().at_most(SOLVE_SECONDS))
-        plans = [self._plan(others[i], around.whole(x.states), target) for i, x in found.found]
+        plans = [self._plan(others[i], around.whole(x.states), target) for i, x in found.solutions]
         return tensor_choices(self.plan, target, found, plans, self.request.limit_bytes, near=True)
 
     def _plan(self, nd: NdSbp, states: Sequence[int], target: Target) -> HeldPlan:
@@ -184,7 +184,7 @@ class RowsSearch:
         own = list[Sequence[Hold]]()
         for target, choices in zip(self.own[k], tensors, strict=True):
             if choices.hold[0] != "backward" and self.lines.is_line(target):
-                own += [((target, h.signature),) for h in choices.alternatives if self._gone(k, h.sent)]
+                own += [((target, h.signature),) for h in choices.alternatives if self._gone(k, h.sent_at)]
         if own:
             yield self._tried(k, own)
         # At last arguments near may lie otherwise than they do.
@@ -260,7 +260,7 @@ class RowsSearch:
     def _whole(self, k: int, holds: Sequence[Hold]) -> Removal | None:
         """The same planned as a whole; None if the row is there again."""
         try:
-            plan = self.planned(holds)
+            plan = self.make_plan(holds)
         except SbpError:
             return None
         assert plan.physical is not None

@@ -52,12 +52,12 @@ class Replanner:
 
     Arguments:
       traced, request: what `compile_plan` was given.
-      pinned: what ops make and is held, by value of the plan's graph.
+      pins: what ops make and is held, by value of the plan's graph.
     """
 
     traced: TracedProgram = field(repr=False)
     request: Request = field(repr=False)
-    pinned: Mapping[int, NdSbp] = field(default_factory=dict)
+    pins: Mapping[int, NdSbp] = field(default_factory=dict)
 
     def _tensors(self, plan: PlanData) -> NamedTensors:
         assert plan.physical is not None
@@ -67,7 +67,7 @@ class Replanner:
         """The graph as it is planned."""
         r = self.request
         s = _GRAPH.run(Logical(r, self.traced, Boxings(Network(r.placement, r.hardware))), r.terms.check)
-        return s.with_graph(with_annotations(s.graph, self.pinned)) if self.pinned else s
+        return s.with_graph(with_annotations(s.graph, self.pins)) if self.pins else s
 
     def plan(self) -> Plan:
         """The plan, with who can make it again.
@@ -109,8 +109,8 @@ class Replanner:
         search = self.search(plan.physical, target, effort)
         others = search.problem.others(target)
         asked = [search.problem.held_states(target, nd) for nd in others]
-        found = cheapest_held(search.problem.indexed.dense(), asked, most, effort.at_most(time_limit_seconds))
-        plans = [search.plan_of(others[i], x) for i, x in found.found]
+        found = cheapest_held(search.problem.network.dense(), asked, most, effort.at_most(time_limit_seconds))
+        plans = [search.plan_of(others[i], x) for i, x in found.solutions]
         return tensor_choices(plan, target, found, plans, self.request.limit_bytes)
 
     def rows_choices(
@@ -175,7 +175,7 @@ class Replanner:
 
     def with_holds(self, holds: Iterable[tuple[Target, NdSbp | None]]) -> Replanner:
         """The same with some targets held; of one that is held to None nothing is said."""
-        r, pinned = self.request, dict[int, NdSbp | None](self.pinned)
+        r, pinned = self.request, dict[int, NdSbp | None](self.pins)
         ins, outs, ties = list(r.in_sbp), list(r.out_sbp), list(r.ties)
         for target, nd in holds:
             for i in target.arguments:
@@ -202,7 +202,7 @@ class HeldSearch:
 
     def _shortest(self, nd: NdSbp, found: Solution) -> PlanCandidate:
         """What has the shortest step with the target held, as the plan itself was chosen."""
-        network = held_network(self.problem.indexed.dense(), self.problem.held_states(self.target, nd))
+        network = held_network(self.problem.network.dense(), self.problem.held_states(self.target, nd))
         clock = Clock(self.problem.s.candidates, self.problem.s.boxings)
         space = Space(self.problem.model, network, clock, self.request.donated, found.bound)
         pool = Pool(self.request.limit_bytes, self.effort.count)
@@ -225,7 +225,7 @@ def with_replanner(plan: Plan, traced: TracedProgram, request: Request) -> Plan:
     nodes = () if plan.physical is None else plan.physical.graph.walk()
     if not any(node.params.get("samples") for node in nodes):
         # Nothing was computed from a batch: the plan must not keep it alive.
-        request = replace(request, sampled=None)
+        request = replace(request, with_sample=None)
     # Who asks for it asks alone.
     request = replace(request, terms=replace(request.terms, peers=None))
     return replace(plan, replanner=Replanner(traced, request))

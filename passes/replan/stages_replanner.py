@@ -145,7 +145,7 @@ class StagesReplanner:
         problems = [
             problem
             for place in target.parts
-            for problem in check_held(whole, nd, self.stages.asked[place][1])
+            for problem in check_held(whole, nd, self.stages.requests[place][1])
         ]
         if not problems and target.sent and not self._can_be_sent(target, nd):
             where, why = f"what if: {target.text}", "it is sent with its signature, and only even shards are"
@@ -175,8 +175,8 @@ class StagesReplanner:
         found = list[HeldSolutions]()
         for search in searches:
             states = [search.problem.held_states(search.target, target.local(nd)) for nd in others]
-            found.append(cheapest_held(search.problem.indexed.dense(), states, wanted, effort.at_most(share)))
-        costs = [{i: solution.cost for i, solution in one.found} for one in found]
+            found.append(cheapest_held(search.problem.network.dense(), states, wanted, effort.at_most(share)))
+        costs = [{i: solution.cost for i, solution in one.solutions} for one in found]
         ordered = sorted(set(costs[0]).intersection(*costs), key=lambda i: (sum(c[i] for c in costs), i))
         rest = HeldSolutions(
             (),
@@ -188,7 +188,7 @@ class StagesReplanner:
 
     def _search(self, place: int, part: Target, effort: Effort) -> HeldSearch:
         """The planning problem of a placement, which tells how a target lies there."""
-        replanner = Replanner(*self.stages.asked[place]).with_holds(self.holds.get(place, ()))
+        replanner = Replanner(*self.stages.requests[place]).with_holds(self.holds.get(place, ()))
         return replanner.search(physical_of(self.stages.plans[place]), part, effort)
 
     def _made(self, target: StagesTarget, nd: NdSbp, limit_bytes: float | None) -> Plan:
@@ -213,7 +213,7 @@ class StagesReplanner:
         known = {
             _key(request, self.holds.get(place, ())): plan
             for place, ((_, request), plan) in enumerate(
-                zip(self.stages.asked, self.stages.plans, strict=True)
+                zip(self.stages.requests, self.stages.plans, strict=True)
             )
         }
 

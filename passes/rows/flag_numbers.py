@@ -37,7 +37,7 @@ class FlagNumbers:
 
     editor: Editor
     maker: Mapping[int, Node]
-    known: dict[int, ByFlag | None] = field(default_factory=dict)
+    numbers: dict[int, ByFlag | None] = field(default_factory=dict)
 
     def number(self, x: Operand) -> ByFlag | None:
         """How a number goes by one flag; None for other operands.
@@ -46,9 +46,9 @@ class FlagNumbers:
         """
         if isinstance(x, Const):
             return None
-        if x not in self.known:
-            self.known[x] = self.find(x)
-        return self.known[x]
+        if x not in self.numbers:
+            self.numbers[x] = self.find(x)
+        return self.numbers[x]
 
     def find(self, x: int) -> ByFlag | None:
         """The same for a number that is new."""

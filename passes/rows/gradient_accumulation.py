@@ -88,7 +88,7 @@ class _Trip:
         gradients = Gradients(self.editor, {v: node for node in self.body.nodes for v in node.outputs})
         found = self.added_rows(gradients, self.body.outputs[k])
         others = [x for i, x in enumerate(self.body.outputs) if i != k]
-        made = (n for part in found or () for n in part.made)
+        made = (n for part in found or () for n in part.makers)
         left = used_nodes(
             (*self.body.nodes, *made), [*others, *(x for p in found or () for x in (p.ids, p.rows))]
         )
@@ -124,7 +124,7 @@ def _handing_out(editor: Editor, loop: Node, sums: Mapping[int, tuple[AddedRows,
     for x in map(editor.operand, given):
         stacks.append(editor.builder.value(core.struct((length, *x.shape), x.dtype), "rows"))
     outputs = (*(x for k, x in enumerate(body.outputs) if k not in sums), *given)
-    nodes = used_nodes((*body.nodes, *(n for part in parts for n in part.made)), outputs)
+    nodes = used_nodes((*body.nodes, *(n for part in parts for n in part.makers)), outputs)
     inputs = tuple(x for i, x in enumerate(body.inputs) if i not in gone)
     made = [
         replace(

@@ -31,7 +31,7 @@ class AddedRows:
       ids: "..." integers.
       rows: "... d".
       mode: what happens to ids that are out of bounds.
-      made: the ops that make ids and rows of what the graph has.
+      makers: the ops that make ids and rows of what the graph has.
       scatter: the op that adds them.
       grouped: whether the ids of a group are rows of its own part of the table.
     """
@@ -39,7 +39,7 @@ class AddedRows:
     ids: Operand
     rows: Operand
     mode: GatherScatterMode
-    made: tuple[Node, ...]
+    makers: tuple[Node, ...]
     scatter: int
     grouped: bool = False
 
@@ -164,14 +164,14 @@ class Gradients:
         for k, part in enumerate(parts):
             given = [case[k] for case in cases if case is not None]
             made, (rows,) = self.editor.emit(run, [which, *(x.rows for x in given)], node.source)
-            out.append(replace(part, rows=rows, made=(*(n for x in given for n in x.made), *made)))
+            out.append(replace(part, rows=rows, makers=(*(n for x in given for n in x.makers), *made)))
         return tuple(out)
 
     def each(self, part: AddedRows, node: Node, scalars: tuple[Operand, ...]) -> AddedRows:
         """The same rows after an op that treats every element alike."""
         run = _EACH[node.op](self.editor.operand(node.outputs[0]).dtype)
         made, (rows,) = self.editor.emit(run, [part.rows, *scalars], node.source)
-        return replace(part, rows=rows, made=(*part.made, *made))
+        return replace(part, rows=rows, makers=(*part.makers, *made))
 
     def scalar(self, x: Operand) -> Operand | None:
         """The number that an operand is, or is made of; None if it is a tensor."""

@@ -26,7 +26,7 @@ class SplitWalk:
       adds_up: whether a sum over what is split, the last dim, may be added up over the devices.
       rows: how each op lies, by its id.
       uniform: values that are the same all over.
-      repeated: values that are the same along the last dim.
+      repeated_values: values that are the same along the last dim.
     """
 
     graph: Graph
@@ -34,7 +34,7 @@ class SplitWalk:
     adds_up: bool = False
     rows: dict[int, Row] = field(default_factory=dict)
     uniform: set[int] = field(default_factory=set)
-    repeated: set[int] = field(default_factory=set)
+    repeated_values: set[int] = field(default_factory=set)
 
     def of(self, x: Operand) -> Signature:
         """How an operand lies."""
@@ -54,7 +54,7 @@ class SplitWalk:
 
     def may_be_cut(self, x: Operand) -> bool:
         """Whether each device can cut its part out of an operand without knowing which it is."""
-        return self.even(x) or (not isinstance(x, Const) and x in self.repeated)
+        return self.even(x) or (not isinstance(x, Const) and x in self.repeated_values)
 
     def row(self, node: Node) -> Row | None:
         """How an op runs, or None if it would have to talk."""
@@ -98,7 +98,7 @@ class SplitWalk:
         if plain and node.inputs and all(map(self.even, node.inputs)):
             self.uniform.update(node.outputs)
         elif self.adds_up and (self.repeats(node) or (plain and all(map(self.may_be_cut, node.inputs)))):
-            self.repeated.update(node.outputs)
+            self.repeated_values.update(node.outputs)
         return True
 
     def repeats(self, node: Node) -> bool:

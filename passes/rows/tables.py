@@ -173,7 +173,7 @@ class _Scope:
         self.gone.add(addition.id)
         self.tables |= {p.scatter: table for p in parts}
         step = make_node(node.id, update_rows_p, inputs, outputs, params, node.source)
-        return [*(n for p in parts for n in p.made), step]
+        return [*(n for p in parts for n in p.makers), step]
 
     def row_measure(self, node: Node, transfer: Transfer) -> list[Node] | None:
         """The ops in place of a reduction of a gradient by rows; None for all others."""
@@ -192,7 +192,7 @@ class _Scope:
         operands = table, *(p.ids for p in found.parts), *(p.rows for p in found.parts)
         made, results = self.editor.emit(run, operands, node.source)
         self.editor.substitute(node.outputs, results)
-        return [*(n for p in found.parts for n in p.made), *made]
+        return [*(n for p in found.parts for n in p.makers), *made]
 
     def follows(self, x: Operand, node: Node) -> bool:
         """Whether an operand is made after an op."""

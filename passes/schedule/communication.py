@@ -187,16 +187,16 @@ class Deadlock:
       cycle: actions that each must come before the next, the last one before the first; a send stands for its
         receive too.
       reasons: of each, in words, why it must come before the next.
-      missing: sends and receives whose other end, or which themselves, are not in any order.
+      missing_actions: sends and receives whose other end, or which themselves, are not in any order.
     """
 
     cycle: tuple[Action, ...] = ()
     reasons: tuple[str, ...] = ()
-    missing: tuple[Action, ...] = ()
+    missing_actions: tuple[Action, ...] = ()
 
     def __str__(self) -> str:
-        if self.missing:
-            return f"never done, and waited for: {actions_text(self.missing)}"
+        if self.missing_actions:
+            return f"never done, and waited for: {actions_text(self.missing_actions)}"
         return "\n".join(self.reasons)
 
 
@@ -217,7 +217,7 @@ def find_deadlock(schedule: Schedule, edges: Sequence[Edge] | None = None) -> De
     """
     flow = dataflow(schedule.rank_of, edges)
     if schedule.has_transfers and (missing := _missing(schedule, flow)):
-        return Deadlock(missing=missing)
+        return Deadlock(missing_actions=missing)
     graph = precedence(schedule, flow)
     _, stuck = graph.sort(lambda _: 0)
     if not stuck:

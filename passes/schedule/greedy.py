@@ -66,7 +66,8 @@ class OrderTask:
     def reserve_bytes(self, rank: int) -> float:
         """What must stay free for the backward of any stage of a rank."""
         return max(
-            (w for w, r in zip(self.footprint.working, self.rank_of, strict=False) if r == rank), default=0
+            (w for w, r in zip(self.footprint.working_bytes, self.rank_of, strict=False) if r == rank),
+            default=0,
         )
 
     @property

@@ -14,12 +14,13 @@ class Footprint:
     Arguments:
       residuals: of each stage, from the end of its forward to that of its backward (of `I`, if it is split).
       for_weights: what `I` leaves for `W`; () if that is as much.
-      working: of each stage, more while `B` or `I` runs: with checkpoints, what the repeated forward leaves.
+      working_bytes: of each stage, more while `B` or `I` runs: with checkpoints, what the repeated forward
+        leaves.
     """
 
     residuals: tuple[float, ...]
     for_weights: tuple[float, ...] = ()
-    working: tuple[float, ...] = ()
+    working_bytes: tuple[float, ...] = ()
 
     def before(self, a: Action) -> float:
         """How much more is held once an action starts."""
@@ -27,7 +28,7 @@ class Footprint:
             case Kind.F:
                 return self.residuals[a.stage]
             case Kind.B | Kind.I:
-                return self.working[a.stage] if self.working else 0
+                return self.working_bytes[a.stage] if self.working_bytes else 0
             case _:
                 return 0
 
@@ -49,7 +50,7 @@ class Footprint:
         raise_all(self._problems(stages))
 
     def _problems(self, stages: int) -> Iterator[Problem]:
-        for name in ("residuals", "for_weights", "working"):
+        for name in ("residuals", "for_weights", "working_bytes"):
             sizes = getattr(self, name)
             if (sizes or name == "residuals") and (len(sizes) != stages or min(sizes) < 0):
                 got, legal = f"{sizes}", f"{stages} sizes of 0 or more, one per stage"

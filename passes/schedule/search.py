@@ -30,14 +30,14 @@ class Candidate:
       schedule: None if there is none of that name here.
       seconds: its time per step.
       peak_bytes: what each rank holds at most.
-      refused: why it was not taken; "" if it could be.
+      reason: why it was not taken; "" if it could be.
     """
 
     name: str
     schedule: Schedule | None
     seconds: float
     peak_bytes: tuple[float, ...]
-    refused: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class ScheduleChoice:
         """A table of the candidates."""
         rows = [("schedule", "time", "peak", "")]
         for c in self.candidates:
-            mark = "taken" if c.schedule is self.schedule else c.refused
+            mark = "taken" if c.schedule is self.schedule else c.reason
             if c.schedule is None:
                 rows.append((c.name, "", "", mark))
             else:
@@ -103,12 +103,12 @@ def search(
     footprint.check(len(rank_of))
     task = OrderTask(rank_of, microbatches, times, footprint, tuple(limit_bytes), edges, barrier)
     found = [*_named(task, split), *_listed(task, split)]
-    fitting = [c for c in found if not c.refused]
+    fitting = [c for c in found if not c.reason]
     if not fitting:
         raise_all([_least(task)])
     best = min(fitting, key=_rank)
     found += _improvement(task, best, tries)
-    best = min((c for c in found if not c.refused), key=_rank)
+    best = min((c for c in found if not c.reason), key=_rank)
     assert best.schedule is not None
     timeline = simulate(best.schedule, times, edges)
     return ScheduleChoice(best.schedule, timeline, tuple(sorted(found, key=_rank)))

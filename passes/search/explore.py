@@ -247,7 +247,7 @@ def shortest(space: Space, pool: Pool, base: PlanCandidate, effort: Effort) -> P
     Arguments:
       effort: for all that is looked at.
     """
-    if base.times.sent or base.times.talked:
+    if base.times.sent_seconds or base.times.body_sent_seconds:
         Explorer(space, pool, base, (), effort.at_most(constants.NEAR_SECONDS)).run(0, constants.NEAR_TURNS)
     return pool.best or base
 

@@ -54,7 +54,7 @@ class LimitedProblem:
     """
 
     candidates: Candidates
-    asked: Boundary
+    boundary: Boundary
     boxings: Boxings
     donated: Sequence[int]
     limit_bytes: float
@@ -65,7 +65,7 @@ class LimitedProblem:
 
     def model(self) -> RoomModel:
         """The model of the program with its loads, not built."""
-        given = self.candidates, self.asked, self.boxings, self.limit_bytes, self.donated, HOLES
+        given = self.candidates, self.boundary, self.boxings, self.limit_bytes, self.donated, HOLES
         return RecomputingModel(*given, self.by_chain) if self.recomputes else RoomModel(*given)
 
 

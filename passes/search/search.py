@@ -125,7 +125,9 @@ class Search:
 
     def overlaps(self, base: PlanCandidate) -> bool:
         """Whether any collective may run beside kernels."""
-        return self.request.hardware.platform in OVERLAPPING and bool(base.times.sent or base.times.talked)
+        return self.request.hardware.platform in OVERLAPPING and bool(
+            base.times.sent_seconds or base.times.body_sent_seconds
+        )
 
     def space(
         self, model: Model, network: IndexedNetwork, base: PlanCandidate

@@ -64,7 +64,7 @@ class Compiler:
     """
 
     platform: str | None
-    known: dict[str, CompiledText] = field(default_factory=dict)
+    texts: dict[str, CompiledText] = field(default_factory=dict)
 
     def get(self, trace: Callable[[], jax.stages.Traced]) -> tuple[str, CompiledText]:
         """A program by its key, and what was made of it."""
@@ -73,10 +73,10 @@ class Compiler:
         platforms = None if self.platform is None else (self.platform,)
         lowered = traced.lower() if platforms is None else traced.lower(lowering_platforms=platforms)
         key = hashlib.sha256(f"{lowered.args_info}{lowered.as_text()}".encode()).hexdigest()
-        if key not in self.known:
+        if key not in self.texts:
             made = lowered.compile()
-            self.known[key] = CompiledText(made, _size(made), time.process_time() - began)
-        return key, self.known[key]
+            self.texts[key] = CompiledText(made, _size(made), time.process_time() - began)
+        return key, self.texts[key]
 
 
 def _size(compiled: jax.stages.Compiled) -> int | None:
@@ -141,7 +141,9 @@ class _Reporting:
     ) -> dict[Part, tuple[CompiledPiece, frozenset[Slot]]]:
         """The pieces of a placement, in an order in which they can run, each with slots it may donate."""
         built, stages = self.built, self.built.stages
-        donate = built.donate if built.stacked is None else built.stacked.donated_parts(built.donate)
+        donate = (
+            built.donate if built.stacked_leaves is None else built.stacked_leaves.donated_parts(built.donate)
+        )
         taken, title = given_away(slots, cut, donate), ProgramName(stages.name, stages.traced.source)
         ranks = cut.physical.placement.ranks
         out = {}
@@ -206,8 +208,8 @@ class _Reporting:
     def transfer(self, way: TransferTime, cuts: Sequence[Cut], slots: Sequence[Slots]) -> StageTransfer:
         """A tensor that is sent, on the devices of both sides: senders first, as XLA wants them in order."""
         out, into = cuts[way.source], cuts[way.target]
-        leaves = (out.passed if way.inside else out.sent)[way.value]
-        comes = (into.fed if way.inside else into.received)[way.value]
+        leaves = (out.micro_sends if way.inside else out.sends)[way.value]
+        comes = (into.micro_receives if way.inside else into.receives)[way.value]
         a, b = slots[way.source], slots[way.target]
         joint = self.mesh_of(_side_by_side(a.physical.placement, b.physical.placement))
         devices = joint.devices.flatten()

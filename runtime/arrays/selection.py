@@ -19,13 +19,13 @@ class Selection:
     """What is restored.
 
     Arguments:
-      asked: the tree that is wanted, in the precision that was saved.
+      tree: the tree that is wanted, in the precision that was saved.
       records: of its leaves.
       keys: of the part in the saved state, outermost first; none for all of it.
       dtype: that floating leaves are converted to.
     """
 
-    asked: PyTree
+    tree: PyTree
     records: tuple[LeafRecord, ...]
     keys: tuple[str | int, ...]
     dtype: DType | None

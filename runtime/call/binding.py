@@ -120,8 +120,8 @@ class Parameters:
     Arguments:
       name: of the function.
       positional: names of the positional parameters; None if the function has no signature.
-      unnamed: how many of them cannot be passed by keyword.
-      required: names of all parameters without a default.
+      positional_only: how many of them cannot be passed by keyword.
+      required_names: names of all parameters without a default.
       rest: the name of `*args`, if there is one; `others`: names of keyword-only parameters.
       any_keyword: whether it takes all keywords.
       static, donate: the static and the donated parameters.
@@ -129,8 +129,8 @@ class Parameters:
 
     name: str
     positional: tuple[str, ...] | None = None
-    unnamed: int = 0
-    required: tuple[str, ...] = ()
+    positional_only: int = 0
+    required_names: tuple[str, ...] = ()
     rest: str | None = None
     others: tuple[str, ...] = ()
     any_keyword: bool = True
@@ -173,7 +173,7 @@ class Parameters:
             return ChosenParameters(nums, frozenset(names))
         if self.count is not None:
             nums = tuple(i + self.count if i < 0 else i for i in nums)
-        named = {self.positional[i] for i in nums if self.unnamed <= i < len(self.positional)}
+        named = {self.positional[i] for i in nums if self.positional_only <= i < len(self.positional)}
         at = [i for i, k in enumerate(self.positional) if k in names]
         return ChosenParameters(tuple(dict.fromkeys((*nums, *at))), frozenset(names | named))
 
@@ -199,8 +199,8 @@ class Parameters:
         """
         left = dict(kwargs)
         moved = list(args)
-        for name in (self.positional or ())[max(len(args), self.unnamed) :]:
-            if len(moved) < self.unnamed or name not in left:
+        for name in (self.positional or ())[max(len(args), self.positional_only) :]:
+            if len(moved) < self.positional_only or name not in left:
                 break
             moved.append(left.pop(name))
         return tuple(moved), left
@@ -211,7 +211,7 @@ class Parameters:
             return
         here = self.positional[: len(call.args)]
         takes = f"{self.name}({', '.join(self.texts())})"
-        for name in self.required:
+        for name in self.required_names:
             if name not in here and name not in call.kwargs:
                 why = f"{takes}: {name} has no default"
                 yield Problem("argument", name, "nothing", "an argument", why, f"{name}=...")
@@ -225,18 +225,21 @@ class Parameters:
                 "leave the others out, or give them by keyword",
             )
         for name in call.kwargs:
-            if name in here[self.unnamed :] or (name in here and not self.any_keyword):
+            if name in here[self.positional_only :] or (name in here and not self.any_keyword):
                 why, fix = f"it stands at position {here.index(name)} as well", "leave one of the two out"
                 yield Problem("argument", name, "an argument that is given twice", "one of them", why, fix)
-            elif not self.any_keyword and name not in (*self.positional[self.unnamed :], *self.others):
+            elif not self.any_keyword and name not in (
+                *self.positional[self.positional_only :],
+                *self.others,
+            ):
                 near = get_close_matches(name, (*self.positional, *self.others), 1)
                 fix = f"did you mean {near[0]}=...?" if near else "leave it out"
-                legal = ", ".join((*self.positional[self.unnamed :], *self.others)) or "none"
+                legal = ", ".join((*self.positional[self.positional_only :], *self.others)) or "none"
                 yield Problem("argument", f"{self.name}({name}=...)", f"{name!r}", legal, takes, fix)
 
     def texts(self) -> list[str]:
         """The parameters as text."""
-        optional = {*(self.positional or ()), *self.others} - {*self.required}
+        optional = {*(self.positional or ()), *self.others} - {*self.required_names}
         names = [f"{k}=..." if k in optional else k for k in self.positional or ()]
         names += [f"*{self.rest or ''}"] if self.rest is not None or self.others else []
         return [*names, *(f"{k}=..." if k in optional else k for k in self.others)]
@@ -279,7 +282,7 @@ def _no_position(own: Parameters, argnums: int | Iterable[int], name: str) -> It
 
 
 def _no_name(own: Parameters, argnames: str | Iterable[str], name: str) -> Iterator[Problem]:
-    legal = (*(own.positional or ())[own.unnamed :], *own.others)
+    legal = (*(own.positional or ())[own.positional_only :], *own.others)
     for k in (argnames,) if isinstance(argnames, str) else tuple(argnames):
         if not own.any_keyword and k not in legal:
             near = get_close_matches(k, legal, 1)

@@ -63,12 +63,12 @@ class ModuleWatch:
     Arguments:
       fn: the function.
       static: positions of static arguments.
-      replaced: the leaves, by their names; leaves that the results hold too are not lost.
+      replaced_leaves: the leaves, by their names; leaves that the results hold too are not lost.
     """
 
     fn: Callable[..., PyTree]
     static: Collection[int] = ()
-    replaced: list[str] = field(default_factory=list)
+    replaced_leaves: list[str] = field(default_factory=list)
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """The result of the function."""
@@ -77,7 +77,7 @@ class ModuleWatch:
         if before:
             returned = {id(x) for x in jax.tree.leaves(out)}
             after = self.variables(args, kwargs)
-            self.replaced[:] = [
+            self.replaced_leaves[:] = [
                 name for name, x in after.items() if x is not before.get(name) and id(x) not in returned
             ]
         return out
@@ -101,17 +101,17 @@ class ModuleWatch:
         Arguments:
           args, kwargs: of the function; static arguments as they are, the others may be shapes.
         """
-        if not self.replaced:
+        if not self.replaced_leaves:
             return []
 
         def values(*args: PyTree, **kwargs: PyTree) -> list[Leaf]:
             self.fn(*args, **kwargs)
             after = self.variables(args, kwargs)
-            return [after[name] for name in self.replaced]
+            return [after[name] for name in self.replaced_leaves]
 
         traced = trace(functools.wraps(self.fn, updated=())(values), args, kwargs, sorted(self.static))
         arrived = dict(zip(traced.graph.inputs, traced.in_paths, strict=False))
-        ends = zip(self.replaced, traced.graph.outputs, strict=True)
+        ends = zip(self.replaced_leaves, traced.graph.outputs, strict=True)
         return [_problem(name) for name, x in ends if _origin(traced.graph, x, arrived) != name]
 
 

@@ -339,8 +339,8 @@ class Checkpoints:
             return traits
         found = verdict(state, traits, self._good, exempt)
         found.enforce(where)
-        if found.zeroed and jax.process_index() == 0:
-            LOG.warning("%s", zero_warning(where, found.zeroed))
+        if found.zero_paths and jax.process_index() == 0:
+            LOG.warning("%s", zero_warning(where, found.zero_paths))
         return traits
 
     # -- inside: restoring

@@ -47,7 +47,7 @@ def read_state(
     """
     path, others = step_path(folder, manifest.step), steps_beside(folder, manifest.step)
     nothing = orbax().PLACEHOLDER
-    asked = jax.tree.map_with_path(lambda p, x: nothing if keystr(p) in apart else x, wanted.asked)
+    asked = jax.tree.map_with_path(lambda p, x: nothing if keystr(p) in apart else x, wanted.tree)
     abstract = jax.tree.map(lambda x: x if x is nothing else plain_like(x), asked)
     found = list[PyTree]()
 

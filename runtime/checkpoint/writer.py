@@ -220,12 +220,12 @@ class Save:
         step, data = self.spec.manifest.step, self.spec.manifest.data
         steps.drop(self.spec.folder, step, data, keeps_mark=is_still_written)
         if is_still_written and self.lease is not None:
-            self.lease.dropped.append((step, data))
+            self.lease.failed_saves.append((step, data))
 
     def _drop_again(self) -> None:
         """Takes away what was written late of steps that failed before."""
-        while self.lease is not None and self.lease.dropped:
-            steps.drop(self.spec.folder, *self.lease.dropped.pop())
+        while self.lease is not None and self.lease.failed_saves:
+            steps.drop(self.spec.folder, *self.lease.failed_saves.pop())
 
 
 def make_data_folder(spec: SaveSpec, lease: Lease | None) -> None:

@@ -26,13 +26,13 @@ class ReusedPlan:
 
     Arguments:
       ins, outs: signatures of all leaves.
-      taken: the plan's signatures of the ops; None if the user asks for other signatures than it has.
+      record: the plan's signatures of the ops; None if the user asks for other signatures than it has.
       problems: why the plan cannot be taken.
     """
 
     ins: tuple[NdSbp | None, ...]
     outs: tuple[NdSbp | None, ...]
-    taken: ChoiceRecord | None = None
+    record: ChoiceRecord | None = None
     problems: tuple[Problem, ...] = ()
 
 

@@ -123,7 +123,7 @@ def build_pipeline(
         name=name,
         placement=placement,
         hardware=lambda p: options.hardware or hardware_for(p.kind),
-        asked=signatures.leaf_signatures(),
+        signatures=signatures.leaf_signatures(),
         ties=tied.arguments,
         cut=cut,
         rank_of=_rank_of(options.pipeline.schedule, len(set(cut)) or len(found)),
@@ -134,7 +134,7 @@ def build_pipeline(
     )
     program = traced
     if stacked is not None:
-        program, request = stacked.made.traced, stacked.request(request)
+        program, request = stacked.unstacked_scan.traced, stacked.request(request)
     staged = compile_stages(program, request)
     places = [stage.placement for stage in staged.plan.stages]
     threads = options.pipeline.threads

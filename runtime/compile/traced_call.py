@@ -189,7 +189,9 @@ def build(
     ) -> tuple[CompiledProgram | CompiledPipeline, Sequence[IgnoredConstraint]]:
         plain, constrained = traced_call.constrain(placement, options, follow)
         signatures = replace(plain.signatures(in_sbp, out_sbp), remarks=constrained.notes)
-        return _build(plain, placement, signatures, options, concrete, progress), constrained.ignored
+        return _build(
+            plain, placement, signatures, options, concrete, progress
+        ), constrained.ignored_constraints
 
     with search_line(f"planning {name}", options.progress) as progress:
         built, ignored = planned(lambda source: options.constraints == FOLLOW, progress)
@@ -215,7 +217,7 @@ def _build(
         raise ArgumentError(no_stages_problem(options.pipeline.schedule))
     request = request_of(traced_call, signatures, placement, options, progress)
     if not concrete and request.terms.peers is not None:
-        request = replace(request, sampled=None)  # to bring a batch together takes all processes
+        request = replace(request, with_sample=None)  # to bring a batch together takes all processes
     plan = with_writer(with_replanner(compile_plan(traced, request), traced, request), write_source)
     lacking, count = counting_of(plan, concrete, options.exchange.count_keys)
     built = CompiledProgram(
@@ -268,6 +270,6 @@ def request_of(
         notes=(*signatures.notes, *tied.notes),
         terms=terms,
         donated=call.donated_leaves(traced_call.own.donate),
-        sampled=functools.partial(with_samples, example=tuple(call.leaves)),
-        taken=asked.taken,
+        with_sample=functools.partial(with_samples, example=tuple(call.leaves)),
+        record=asked.record,
     )

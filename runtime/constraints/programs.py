@@ -207,7 +207,7 @@ class ExplicitProgram(ConstrainedProgram):
             found = region.body(k, entering, leaving)
             return [self.as_partial(x, nd) for x, (_, nd) in zip(found, leaving, strict=True)]
 
-        outer, inside = dict(region.outer), zip(region.ports, region.inside, strict=True)
+        outer, inside = dict(region.outer), zip(region.ports, region.inner_signatures, strict=True)
         for i, (port, nd) in enumerate(inside):
             if port.operand is not None and port.result is not None:
                 whole = self.read(step.node.inputs[port.operand], port.outer(nd), env)

@@ -48,12 +48,12 @@ class SketchUpdate:
     Arguments:
       at: the slots of each key, `[HASHES, n]`.
       times: how often each key was looked up, this batch included.
-      admitted: which keys get a row now.
+      is_admitted: which keys get a row now.
     """
 
     at: NDArray[np.intp]
     times: NDArray[np.int64]
-    admitted: NDArray[np.bool_]
+    is_admitted: NDArray[np.bool_]
 
 
 @dataclass(slots=True)

@@ -121,7 +121,7 @@ class Vocabulary:
         is_new = rows == UNKNOWN
         seen = None if self._sketch is None else self._sketch.count_batch(unique[is_new], counts[is_new])
         if seen is not None:
-            is_new[is_new] = seen.admitted
+            is_new[is_new] = seen.is_admitted
         new_keys, held = unique[is_new], rows[rows != UNKNOWN]
         new_rows, evicted, aside = self._free_rows(new_keys.size, held)
 

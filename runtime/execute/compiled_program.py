@@ -97,17 +97,17 @@ class CompiledProgram:
     donate: tuple[int, ...]
     weak: tuple[bool, ...]
     lacks_samples: bool = False
-    counting: KeyCounts | None = None
+    key_counts: KeyCounts | None = None
     request: Request | None = None
-    moved: dict[str, str] = field(default_factory=dict)
+    moved_leaves: dict[str, str] = field(default_factory=dict)
     lock: AbstractContextManager[bool] = field(default_factory=threading.RLock, repr=False)
     watch: NanProbe | None = None
     cache: Cache | None = None
     loaded: bool = False
-    kept: tuple[int, ...] | None = None
-    shared: SharedProgram | None = None
+    kept_donations: tuple[int, ...] | None = None
+    shared_program: SharedProgram | None = None
     alike: HostInputCheck = field(default_factory=HostInputCheck, repr=False)
-    settled: list[LeafSharding] = field(default_factory=list)
+    settled_layouts: list[LeafSharding] = field(default_factory=list)
     reads_ahead: bool = False
 
     @functools.cached_property
@@ -174,11 +174,11 @@ class CompiledProgram:
         mesh = physical.placement.mesh
         ins, _ = shardings(physical, mesh)
         ahead = self.read_ahead
-        jitted = self.jit(mesh, self.counting, checked=True, ahead=ahead)
+        jitted = self.jit(mesh, self.key_counts, checked=True, ahead=ahead)
         beside = () if ahead is None else read_ahead_structs(physical, mesh, ahead)
         # Before anything is placed: that takes all processes, too.
         inputs = [physical.graph.values[v] for v in physical.graph.inputs]
-        self.shared = check_same(jitted, inputs, ins, self.plan, beside)
+        self.shared_program = check_same(jitted, inputs, ins, self.plan, beside)
         n = len(self.traced.in_paths)
         names = [physical.graph.values[v].name for v in physical.graph.inputs[n:]]
         consts = [own_copy(*c) for c in zip(physical.graph.consts, ins[n:], names, strict=True)]
@@ -186,15 +186,15 @@ class CompiledProgram:
 
     def run(self, leaves: Sequence[Leaf]) -> PyTree:
         """Runs the program on the leaves of a call."""
-        if self.counting is not None:
+        if self.key_counts is not None:
             replan(self, leaves)
         jitted, _, consts = self.executable
-        note_call(self.shared)
+        note_call(self.shared_program)
         keys = self.keys_ahead
         leaves = leaves if keys is None else keys.place(leaves)
         placed, away = self._placed(leaves, told=True)
         beside = [] if keys is None else keys.arguments(placed)
-        if self.kept is None:
+        if self.kept_donations is None:
             with (
                 self.lock,
                 log_activity("run once" if self.loaded else "compiled and run once", self.plan.name) as words,
@@ -203,7 +203,7 @@ class CompiledProgram:
                     begin_together(self.plan, lambda: self._compiled([*placed, *consts, *beside], cache))
                     out = block_until_ready(jitted(*placed, *consts, *beside))  # too little memory shows here
                 words.append(cache)
-                self.kept = tuple(i for i in self.donate if not placed[i].is_deleted())
+                self.kept_donations = tuple(i for i in self.donate if not placed[i].is_deleted())
         else:
             out = jitted(*placed, *consts, *beside)
         if keys is not None:
@@ -212,12 +212,12 @@ class CompiledProgram:
         flags = None
         if self.watch is not None:
             *out, flags = out
-        if self.counting is not None:
+        if self.key_counts is not None:
             *out, counts = out
-            self.counting.add(counts)
+            self.key_counts.add(counts)
         # What had to be moved was donated as a copy, and XLA has no use for some; donation promises that
         # the original is gone too.
-        for i in (*self.kept, *away) if self.donate else ():
+        for i in (*self.kept_donations, *away) if self.donate else ():
             if i in self.donate and isinstance(leaves[i], jax.Array) and not leaves[i].is_deleted():
                 leaves[i].delete()
         if flags is not None:
@@ -268,11 +268,15 @@ class CompiledProgram:
             self._compare(leaves, ins)
         layouts = layouts_of(leaves)
         # In a loop they are the very objects that were all in place the last time.
-        if self.settled and all(map(is_, layouts, self.settled)) and (not self.donate or distinct(leaves)):
+        if (
+            self.settled_layouts
+            and all(map(is_, layouts, self.settled_layouts))
+            and (not self.donate or distinct(leaves))
+        ):
             return list(leaves), []
         raise_all(self.owners.check(leaves, layouts, lambda: self.traced.in_paths))
         if layouts == ins:
-            self.settled = layouts
+            self.settled_layouts = layouts
             return list(leaves), []
         placed = list(leaves)
         away = [i for i, (x, s) in enumerate(zip(layouts, ins, strict=True)) if x != s]
@@ -295,9 +299,9 @@ class CompiledProgram:
         if not isinstance(x, jax.Array) or not x.committed or len(x.sharding.device_set) == 1:
             return
         path = self.traced.in_paths[i]
-        if path not in self.moved and not x.sharding.is_equivalent_to(sharding, x.ndim):
-            self.moved[path] = f"{path} arrived as {getattr(x.sharding, 'spec', x.sharding)}"
+        if path not in self.moved_leaves and not x.sharding.is_equivalent_to(sharding, x.ndim):
+            self.moved_leaves[path] = f"{path} arrived as {getattr(x.sharding, 'spec', x.sharding)}"
             warn_user(
-                f"{self.moved[path]} and is moved to {sharding.spec} on every call; "
+                f"{self.moved_leaves[path]} and is moved to {sharding.spec} on every call; "
                 "place it once with jax.device_put, or give in_sbp the signature that it has"
             )

@@ -51,13 +51,13 @@ class ExchangeReplan(Protocol):
     """The part of a compiled signature that is needed to plan it again.
 
     Arguments:
-      kept: what the first run found out about donated memory; None before it.
+      kept_donations: what the first run found out about donated memory; None before it.
     """
 
     plan: Plan
     request: Request | None
-    counting: KeyCounts | None
-    kept: tuple[int, ...] | None
+    key_counts: KeyCounts | None
+    kept_donations: tuple[int, ...] | None
 
     @property
     def traced(self) -> TracedProgram:
@@ -73,11 +73,11 @@ def replan(built: ExchangeReplan, leaves: Sequence[Leaf]) -> None:
       built: a compiled signature with its plan, request, executable and counter.
       leaves: the arguments at hand.
     """
-    assert built.counting is not None
-    found = built.counting.crowded_exchanges()
+    assert built.key_counts is not None
+    found = built.key_counts.crowded_exchanges()
     if not found:
         return
-    built.counting.watches = False
+    built.key_counts.watches = False
     note = "; ".join(f"{n.op} at {n.source} had keys for {rounds} rounds in one step" for n, rounds in found)
     fix = "ExchangeOptions(capacity=...) gives it more"
     if any(node.params["samples"] for node, _ in found):
@@ -92,21 +92,21 @@ def replan(built: ExchangeReplan, leaves: Sequence[Leaf]) -> None:
 
 def _plan_again(built: ExchangeReplan, leaves: Sequence[Leaf], note: str) -> None:
     """Another plan of the same program, with capacities for a batch."""
-    plan, asked, counting = built.plan, built.request, built.counting
+    plan, asked, counting = built.plan, built.request, built.key_counts
     assert asked is not None and counting is not None
     built.request = replace(
         asked,
         in_sbp=_filled(asked.in_sbp, plan.in_sbp),
         out_sbp=_filled(asked.out_sbp, plan.out_sbp),
         notes=(*asked.notes, note),
-        sampled=partial(with_samples, example=tuple(leaves), again=True),
+        with_sample=partial(with_samples, example=tuple(leaves), again=True),
     )
     again = with_replanner(compile_plan(built.traced, built.request), built.traced, built.request)
     built.plan = with_writer(again, plan.writer)
-    built.counting = counting.onward()
+    built.key_counts = counting.onward()
     for made in ("executable", "keys_ahead"):
         built.__dict__.pop(made, None)
-    built.kept = None
+    built.kept_donations = None
 
 
 def _filled(asked: Sequence[NdSbp | None], planned: Sequence[NdSbp]) -> tuple[NdSbp, ...]:

@@ -23,16 +23,16 @@ class HostInputCheck:
     """The arguments of a program that were compared.
 
     Arguments:
-      known: their positions.
+      checked_positions: their positions.
       many: whether there are other processes; None before the first arguments are placed.
     """
 
-    known: set[int] = field(default_factory=set)
+    checked_positions: set[int] = field(default_factory=set)
     many: bool | None = None
 
     def lacks(self, positions: Iterable[int]) -> bool:
         """Whether an argument still has to be compared, or none was placed yet."""
-        return self.many is None or (self.many and not self.known.issuperset(positions))
+        return self.many is None or (self.many and not self.checked_positions.issuperset(positions))
 
     def check(
         self,
@@ -55,10 +55,10 @@ class HostInputCheck:
         first, self.many = self.many is None, process_group is not None
         if process_group is None:
             return
-        new = [i for i, (x, _) in enumerate(given) if i not in self.known and is_of_host(x)]
+        new = [i for i, (x, _) in enumerate(given) if i not in self.checked_positions and is_of_host(x)]
         if not first and not new:
             return
-        self.known.update(new)
+        self.checked_positions.update(new)
         differs = process_group.differing_keys(
             name, {str(i): digest(given[i][0]) for i in new if given[i][1]}
         )

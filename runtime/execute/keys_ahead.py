@@ -31,12 +31,12 @@ class SentBatch(NamedTuple):
 
     Arguments:
       leaves: its arrays, as they were announced.
-      placed: the same on the devices.
+      arrays: the same on the devices.
       keys: what came of its keys.
     """
 
     leaves: Sequence[Leaf]
-    placed: Sequence[jax.Array]
+    arrays: Sequence[jax.Array]
     keys: PyTree
 
 
@@ -45,35 +45,35 @@ class KeysAhead:
     """What a compiled program knows of the next batch.
 
     Arguments:
-      ahead: what a step does of it.
+      read_ahead: what a step does of it.
       program: sends the keys of a batch by themselves.
       lies: the shardings of its arrays.
       consts: closed-over arrays.
-      announced: the arrays of the next batch; None if nobody has said.
-      sent: the batch whose keys were sent last, and were announced.
+      next_leaves: the arrays of the next batch; None if nobody has said.
+      sent_batch: the batch whose keys were sent last, and were announced.
     """
 
-    ahead: ReadAhead
+    read_ahead: ReadAhead
     program: Callable[..., PyTree]
     lies: Sequence[NamedSharding]
     consts: Sequence[jax.Array]
-    announced: Sequence[Leaf] | None = None
-    sent: SentBatch | None = None
+    next_leaves: Sequence[Leaf] | None = None
+    sent_batch: SentBatch | None = None
 
     def announce(self, leaves: Sequence[Leaf]) -> None:
         """Takes the arguments of the next call but one: the call behind the next one."""
-        self.announced = [leaves[i] for i in self.ahead.inputs]
+        self.next_leaves = [leaves[i] for i in self.read_ahead.inputs]
 
     def place(self, leaves: Sequence[Leaf]) -> list[Leaf]:
         """The arguments of a call; those that were announced are on the devices already."""
-        out, sent = list(leaves), self.sent
+        out, sent = list(leaves), self.sent_batch
         if sent is None:
             return out
-        if not all(map(is_, sent.leaves, (leaves[i] for i in self.ahead.inputs))):
-            self.sent = None
+        if not all(map(is_, sent.leaves, (leaves[i] for i in self.read_ahead.inputs))):
+            self.sent_batch = None
             warn_user(OTHER_BATCH)
             return out
-        for i, x in zip(self.ahead.inputs, sent.placed, strict=True):
+        for i, x in zip(self.read_ahead.inputs, sent.arrays, strict=True):
             out[i] = x
         return out
 
@@ -83,16 +83,16 @@ class KeysAhead:
         Arguments:
           placed: the arguments of the call, on the devices.
         """
-        own = [placed[i] for i in self.ahead.inputs]
-        keys = self.program(own, self.consts) if self.sent is None else self.sent.keys
-        self.sent = None
-        following = own if self.announced is None else moved_to(self.announced, self.lies)
+        own = [placed[i] for i in self.read_ahead.inputs]
+        keys = self.program(own, self.consts) if self.sent_batch is None else self.sent_batch.keys
+        self.sent_batch = None
+        following = own if self.next_leaves is None else moved_to(self.next_leaves, self.lies)
         return [keys, following]
 
     def keep(self, keys: PyTree, following: Sequence[jax.Array]) -> None:
         """Takes what came of the keys of the batch that was read ahead."""
-        if self.announced is not None:
-            self.sent, self.announced = SentBatch(self.announced, following, keys), None
+        if self.next_leaves is not None:
+            self.sent_batch, self.next_leaves = SentBatch(self.next_leaves, following, keys), None
 
 
 def key_program(physical: Physical, mesh: DeviceMesh, ahead: ReadAhead) -> Callable[..., PyTree]:

@@ -41,7 +41,7 @@ class Device:
       reports: collects the counts of ops, if somebody asks; inside a loop nobody can.
       in_order: values whose dims keep their order in memory where they are sent.
       marks: names of steps by their ids, which become names of instructions; a profile wants them.
-      sent: what came of keys that are sent already: ops that send the same share it.
+      sent_results: what came of keys that are sent already: ops that send the same share it.
     """
 
     physical: Physical
@@ -49,7 +49,7 @@ class Device:
     reports: list[ExchangeReport] | None = None
     in_order: frozenset[int] = frozenset()
     marks: Mapping[int, str] = field(default_factory=dict)
-    sent: dict[Hashable, PyTree] = field(default_factory=dict)
+    sent_results: dict[Hashable, PyTree] = field(default_factory=dict)
 
     def run(self, steps: Sequence[Step], env: Env) -> None:
         """Executes `steps`, and adds their versions to `env`."""
@@ -158,8 +158,8 @@ class Device:
         """Runs an op on the shards, or some that send together."""
         counts: list[list[Tally]] = [[] for _ in steps]
         ops = [self.local_op(s, self.operands(s, env), c, []) for s, c in zip(steps, counts, strict=True)]
-        self.sent.update(send_keys([op for op in ops if op.keys not in self.sent]))
-        made = run_bodies([op.with_keys(self.sent) for op in ops])
+        self.sent_results.update(send_keys([op for op in ops if op.keys not in self.sent_results]))
+        made = run_bodies([op.with_keys(self.sent_results) for op in ops])
         for step, results, tallies in zip(steps, made, counts, strict=True):
             env.update(zip(writes(step), results, strict=True))
             if self.reports is not None:
@@ -187,11 +187,11 @@ class Device:
 
     def region(self, step: Border, env: Env) -> Region:
         """A loop or a branch with its inputs here."""
-        wired = list(zip(ports(step.node), step.inside, strict=True))
+        wired = list(zip(ports(step.node), step.inner_signatures, strict=True))
 
         def body(k: int, entering: Mapping[int, jax.Array], leaving: Leaving) -> list[jax.Array]:
             inner = self.body_env(step, k, entering, env)
-            replace(self, reports=None, sent={**self.sent}).run(step.bodies[k], inner)
+            replace(self, reports=None, sent_results={**self.sent_results}).run(step.bodies[k], inner)
             return [self.read(x, nd, inner) for x, nd in leaving]
 
         outer = {
@@ -199,7 +199,7 @@ class Device:
             for i, (p, nd) in enumerate(wired)
             if p.operand is not None
         }
-        return Region(step.node, tuple(p for p, _ in wired), step.inside, outer, body)
+        return Region(step.node, tuple(p for p, _ in wired), step.inner_signatures, outer, body)
 
     def body_env(self, step: Border, k: int, entering: Mapping[int, jax.Array], env: Env) -> Env:
         """The environment of a body.
@@ -209,7 +209,7 @@ class Device:
           entering: tensors, by port.
           env: the environment outside.
         """
-        wired = list(zip(ports(step.node), step.inside, strict=True))
+        wired = list(zip(ports(step.node), step.inner_signatures, strict=True))
         inputs, inner = set(step.node.bodies[k].inputs), dict(env)
         for i, x in entering.items():
             port, nd = wired[i]

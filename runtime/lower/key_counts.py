@@ -34,21 +34,21 @@ class KeyCount:
       op: "sbp_lookup", "sbp_add_rows" or "sbp_update_rows"; the latter two count distinct keys of a device.
       source: the user's line.
       calls: how often it ran.
-      given, served: keys of all devices, in all calls.
+      given_keys, served_keys: keys of all devices, in all calls.
       most_rounds: the most rounds of any call.
     """
 
     op: str
     source: str
     calls: int
-    given: int
-    served: int
+    given_keys: int
+    served_keys: int
     most_rounds: int
 
     def __str__(self) -> str:
-        kept = "all served" if self.given == self.served else f"ONLY {self.served} SERVED"
+        kept = "all served" if self.given_keys == self.served_keys else f"ONLY {self.served_keys} SERVED"
         rounds = "1 round" if self.most_rounds == 1 else f"{self.most_rounds} rounds"
-        what = f"{self.op} at {self.source}: {self.given} keys in {self.calls} calls"
+        what = f"{self.op} at {self.source}: {self.given_keys} keys in {self.calls} calls"
         return f"{what}, {kept}, in {rounds} at most"
 
 
@@ -78,14 +78,14 @@ class KeyCounts:
       keys: whether keys are counted, and not only the rounds.
       watches: whether a program is planned again if its exchanges take many rounds.
       exchanges: the ops that count, in order.
-      waiting: counts of a call whose values are not there yet.
+      last_counts: counts of a call whose values are not there yet.
     """
 
     keys: bool = True
     watches: bool = False
-    waiting: Any = None  # a jax.Array: it has no type for `is_ready`
+    last_counts: Any = None  # a jax.Array: it has no type for `is_ready`
     exchanges: list[Node] = field(default_factory=list)
-    pending: list[jax.Array] = field(default_factory=list)
+    pending_counts: list[jax.Array] = field(default_factory=list)
     calls: int = 0
     totals: NDArray[np.int64] | None = None
     rounds: NDArray[np.int64] | None = None
@@ -104,17 +104,17 @@ class KeyCounts:
         """Adds the counts of one call, "devices exchanges 4" or "devices exchanges 1"."""
         self.calls += 1
         looked_at = is_looked_at(self.calls)
-        if self.watches and looked_at and self.waiting is None:
-            self.waiting = counts if counts.is_fully_addressable else most_of_all(counts)
+        if self.watches and looked_at and self.last_counts is None:
+            self.last_counts = counts if counts.is_fully_addressable else most_of_all(counts)
         if self.keys:
-            self.pending.append(counts)
-        if len(self.pending) >= MOST_PENDING:
+            self.pending_counts.append(counts)
+        if len(self.pending_counts) >= MOST_PENDING:
             self.fold()
 
     def onward(self) -> KeyCounts:
         """A counter for the same exchanges in another program, which starts from these counts."""
         self.fold()
-        return replace(self, watches=False, waiting=None, exchanges=[], pending=[])
+        return replace(self, watches=False, last_counts=None, exchanges=[], pending_counts=[])
 
     def crowded_exchanges(self) -> list[tuple[Node, int]]:
         """Exchanges that took many rounds in a recent call, with the number of rounds.
@@ -122,14 +122,14 @@ class KeyCounts:
         It waits for no device. Several processes must decide alike before the same call: there it reads the
         counts of the call that was read before, which are long there except after the first calls.
         """
-        if self.waiting is None:
+        if self.last_counts is None:
             return []
-        shared = not self.waiting.is_fully_addressable
-        if not (is_looked_at(self.calls + 1) if shared else self.waiting.is_ready()):
+        shared = not self.last_counts.is_fully_addressable
+        if not (is_looked_at(self.calls + 1) if shared else self.last_counts.is_ready()):
             return []
-        held = self.waiting.addressable_data(0) if shared else self.waiting
+        held = self.last_counts.addressable_data(0) if shared else self.last_counts
         most = np.asarray(held)[..., -1].max(0)
-        self.waiting = None
+        self.last_counts = None
         return [
             (node, int(rounds))
             for node, rounds in zip(self.exchanges, most, strict=True)
@@ -138,14 +138,14 @@ class KeyCounts:
 
     def fold(self) -> None:
         """Adds up the waiting counts."""
-        if self.pending:
-            new = np.stack([np.asarray(whole(x), np.int64) for x in self.pending])
+        if self.pending_counts:
+            new = np.stack([np.asarray(whole(x), np.int64) for x in self.pending_counts])
             sums, most = new[..., :2].sum((0, 1)), new[..., 2].max((0, 1))
             if self.totals is not None and len(self.totals) != len(sums):  # planned again, with others
-                self.calls, self.totals, self.rounds = len(self.pending), None, None
+                self.calls, self.totals, self.rounds = len(self.pending_counts), None, None
             self.totals = sums if self.totals is None else self.totals + sums
             self.rounds = most if self.rounds is None else np.maximum(self.rounds, most)
-            self.pending.clear()
+            self.pending_counts.clear()
 
     def read(self) -> tuple[KeyCount, ...]:
         """The counts so far."""

@@ -110,7 +110,7 @@ def undeclared_collectives(node: Node, ctx: Context) -> Iterator[Problem]:
     layouts = (*ctx.operands, *ctx.results)
     # Devices of which there is one send nothing.
     sizes = layouts[0].hierarchy if layouts else ()
-    said = {(kind, a) for kind, axes in ctx.said or () for a in axes if sizes[a] > 1}
+    said = {(kind, a) for kind, axes in ctx.collectives or () for a in axes if sizes[a] > 1}
     if not said:
         return
     known = {(t.kind, a) for t in declared_communication(node, ctx) for a in t.axes}

@@ -94,15 +94,15 @@ def device_function(
         keys: Shards = ()
         if ahead is not None:
             sent, following = cast("tuple[PyTree, Shards]", shards[len(graph.inputs) :])
-            device = replace(device, sent=received_keys(ahead, sent))
+            device = replace(device, sent_results=received_keys(ahead, sent))
             plain = Device(physical, coords, None, device.in_order, marks)
             keys = (sent_ahead(plain, ahead, env, following),)
         device.begin(list(zip(graph.inputs, physical.inputs, strict=True)), env)
         for section in sections or [Section(physical.steps, ())]:
             device.run(section.steps, env)
-            if section.held:
-                held = optimization_barrier(tuple(env[v] for v in section.held))
-                env.update(zip(section.held, held, strict=True))
+            if section.barrier_versions:
+                held = optimization_barrier(tuple(env[v] for v in section.barrier_versions))
+                env.update(zip(section.barrier_versions, held, strict=True))
         leaving = list(zip(graph.outputs, physical.outputs, strict=True))
         outs = tuple(device.read(x, nd, env) for x, nd in leaving)
         counts = () if counting is None or reports is None else (counting.stack(reports),)

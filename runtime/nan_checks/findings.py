@@ -135,7 +135,7 @@ def finding_of(
       before: what of the step ran before, if it is a part of one.
     """
     (ins, outs), graph = paths, physical.graph
-    bad = NotFinite(max(int(r[ANY]) for _, r in rows)) or watch.refused
+    bad = NotFinite(max(int(r[ANY]) for _, r in rows)) or watch.refused_kinds
     got = bad.words
     result = min((int(r[RESULT]) for _, r in rows if r[RESULT]), default=0)
     where = outs[result - 1] if result else ""
@@ -155,7 +155,7 @@ def finding_of(
     why = f"the first op whose result has one is {what}"
     place = physical.placement
     devices = tuple(place.ranks[i] for i, _ in first), len(place.ranks), str(place)
-    return Finding((*before, when, first[0][0]), where, got, why, bool(had & watch.refused), *devices)
+    return Finding((*before, when, first[0][0]), where, got, why, bool(had & watch.refused_kinds), *devices)
 
 
 def reader_of(stages: Sequence[int], placement: Placement) -> str:

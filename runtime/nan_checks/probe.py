@@ -84,12 +84,12 @@ class ProbeFinding:
 
     Arguments:
       site: its number, from 1 on.
-      made: the kinds of its values.
+      kinds: the kinds of its values.
       operands: the kinds of its operands.
     """
 
     site: int
-    made: jax.Array
+    kinds: jax.Array
     operands: Sequence[jax.Array | NotFinite]
 
 
@@ -98,18 +98,18 @@ class NanProbe:
     """The checks of a program.
 
     Arguments:
-      refused: the kinds of values that a result may not hold.
+      refused_kinds: the kinds of values that a result may not hold.
       legal: what it may hold, and who demands that.
       sites: in the order in which they were traced; one in a loop may occur more than once.
     """
 
-    refused: NotFinite
+    refused_kinds: NotFinite
     legal: str = ""
     sites: list[ProbedOp] = field(default_factory=list)
 
     def another(self) -> NanProbe:
         """A probe with the same settings, for another program."""
-        return NanProbe(self.refused, self.legal)
+        return NanProbe(self.refused_kinds, self.legal)
 
     def device(
         self,
@@ -130,11 +130,11 @@ class CheckedDevice(Device):
 
     watch: NanProbe = field(default_factory=lambda: NanProbe(NotFinite.NAN))
     producers: Mapping[int, Node] = field(default_factory=dict)
-    seen: list[ProbeFinding] = field(default_factory=list)
+    findings: list[ProbeFinding] = field(default_factory=list)
 
     def run(self, steps: Sequence[Step], env: Env) -> None:
         """Executes `steps`, and stores the findings at their end."""
-        here = replace(self, seen=[])
+        here = replace(self, findings=[])
         super(CheckedDevice, here).run(steps, env)
         here.note_first(env)
 
@@ -145,7 +145,9 @@ class CheckedDevice(Device):
 
     def end(self, outs: Leaving, env: Env) -> Shards:
         """The vector of this device, "1 7"."""
-        kinds = [jnp.asarray(self.kinds(x, nd, env), np.int32) & int(self.watch.refused) for x, nd in outs]
+        kinds = [
+            jnp.asarray(self.kinds(x, nd, env), np.int32) & int(self.watch.refused_kinds) for x, nd in outs
+        ]
         result, bad = self._first(kinds), jnp.int32(0)
         for k in kinds:
             bad = bad | k
@@ -154,7 +156,7 @@ class CheckedDevice(Device):
         return (jnp.concatenate([env[MARKS], jnp.stack([env[BEGUN], result, bad])])[None],)
 
     def _first(self, kinds: Sequence[jax.Array | NotFinite]) -> jax.Array:
-        refused = np.int32(self.watch.refused)
+        refused = np.int32(self.watch.refused_kinds)
         bad = [jnp.asarray(k, np.int32) & refused for k in kinds]
         first: jax.Array = jnp.int32(0)
         if bad:
@@ -186,7 +188,7 @@ class CheckedDevice(Device):
         if isinstance(made, NotFinite):
             return
         self.watch.sites.append(site)
-        self.seen.append(ProbeFinding(len(self.watch.sites), made, operands))
+        self.findings.append(ProbeFinding(len(self.watch.sites), made, operands))
 
     def note_first(self, env: Env) -> None:
         """Stores the first bad finding since this was called last.
@@ -194,27 +196,31 @@ class CheckedDevice(Device):
         All at once: marks that change with every op would be a chain of thousands of fusions, each of which
         XLA computes again for the next, so that compiling takes minutes.
         """
-        if not self.seen:
+        if not self.findings:
             return
-        marks, n = env[MARKS], len(self.seen)
+        marks, n = env[MARKS], len(self.findings)
         # Traced values have no hash, so that they are told apart by identity.
         of: dict[int, jax.Array | NotFinite] = {id(_NONE): _NONE}
-        of.update((id(k), k) for s in self.seen for k in (s.made, *s.operands))
+        of.update((id(k), k) for s in self.findings for k in (s.kinds, *s.operands))
         place = {x: i for i, x in enumerate(of)}
         kinds = jnp.stack([jnp.asarray(k, np.int32) for k in of.values()])
-        made = (kinds[np.array([place[id(s.made)] for s in self.seen])] & np.int32(self.watch.refused)) > 0
+        made = (
+            kinds[np.array([place[id(s.kinds)] for s in self.findings])] & np.int32(self.watch.refused_kinds)
+        ) > 0
         i = jnp.argmax(made).astype(np.int32)
         # A row per op, as wide as that with most operands.
-        rows = itertools.zip_longest(*[[place[id(k)] for k in s.operands] for s in self.seen], fillvalue=0)
+        rows = itertools.zip_longest(
+            *[[place[id(k)] for k in s.operands] for s in self.findings], fillvalue=0
+        )
         had = jnp.int32(0)
         for column in rows:
             had = had | kinds[jnp.asarray(column, np.int32)[i]]
-        site = jnp.asarray([s.site for s in self.seen], np.int32)[i]
+        site = jnp.asarray([s.site for s in self.findings], np.int32)[i]
         clock = marks[CLOCK]
         found = jnp.stack([clock + n, clock + i + 1, site, had])
         first = (marks[SITE] == 0) & made.any()
         env[MARKS] = jnp.where(first, found, marks.at[CLOCK].set(clock + n))
-        self.seen.clear()
+        self.findings.clear()
 
     def compute(self, steps: Sequence[Compute], env: Env) -> None:
         """Runs ops, and checks their results."""
@@ -266,7 +272,7 @@ class CheckedDevice(Device):
         return replace(
             found,
             ports=(*found.ports, port),
-            inside=(*found.inside, ()),
+            inner_signatures=(*found.inner_signatures, ()),
             outer={**found.outer, at: env[MARKS]},
         )
 

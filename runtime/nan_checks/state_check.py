@@ -58,11 +58,11 @@ class Verdict:
 
     Arguments:
       bad: paths of leaves that are not finite, and were; with their values.
-      zeroed: paths of parameters that are all zero, and were not.
+      zero_paths: paths of parameters that are all zero, and were not.
     """
 
     bad: tuple[tuple[str, str], ...]
-    zeroed: tuple[str, ...]
+    zero_paths: tuple[str, ...]
 
     def enforce(self, where: str) -> None:
         """Raises for a bad state.

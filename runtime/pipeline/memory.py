@@ -46,13 +46,13 @@ class PeakMemory:
     Arguments:
       bytes: in all.
       part: the piece that runs then.
-      lying: bytes in slots then, with those that the piece reads.
+      slot_bytes: bytes in slots then, with those that the piece reads.
       needs: what that piece needs besides.
     """
 
     bytes: float
     part: Part
-    lying: float
+    slot_bytes: float
     needs: PieceNeeds
 
 
@@ -103,7 +103,7 @@ class MemoryWalk:
         ledgers = [_Ledger() for _ in self.cuts]
         receivers, sources = routes(self.cuts)
         for place, (ledger, cut) in enumerate(zip(ledgers, self.cuts, strict=True)):
-            given = {*cut.arguments, *cut.closed}
+            given = {*cut.arguments, *cut.closure}
             ledger.lying.update({(slot, OUTSIDE): self.bytes(place, slot) for slot in given})
         readers = [Counter(r.slot for piece in cut.pieces for r in piece.reads) for cut in self.cuts]
         pieces = [{p.part: p for p in cut.pieces} for cut in self.cuts]

@@ -94,7 +94,7 @@ class PipelineExecutor:
             (self.run_with_threads if threads else self.run_with_driver)(stores, record)
         out = self.end(stores)
         if seen is not None:
-            seen += [s for store in stores for s in store.seen]
+            seen += [s for store in stores for s in store.records]
         return out
 
     def begin(self, placed: Sequence[Mapping[Slot, jax.Array]]) -> list[BufferStore]:

@@ -111,13 +111,14 @@ class CompiledPipeline:
       donate: positions of the leaves that are gone after a call.
       weak: per result, whether it is weakly typed.
       drivers: whether each placement has a thread of its own.
-      stacked: how leaves are parts of those of the function, where its scan over layers was cut.
+      stacked_leaves: how leaves are parts of those of the function, where its scan over layers was cut.
       function: the function as it was traced; None if the stages are of just that.
       results: which of them come to all processes.
       cache: the folder of what earlier processes have compiled; None for none.
       watch: what looks at what ops make; None for nothing.
       alike: which arguments were compared with those of other processes.
-      shared: what all processes call in one order; None where no other one takes part, or nothing is built.
+      shared_program: what all processes call in one order; None where no other one takes part, or nothing is
+        built.
     """
 
     stages: Stages
@@ -126,16 +127,16 @@ class CompiledPipeline:
     donate: tuple[int, ...]
     weak: tuple[bool, ...]
     drivers: Drivers
-    stacked: StackedLeaves | None = None
+    stacked_leaves: StackedLeaves | None = None
     function: TracedProgram | None = None
     results: Results = field(default_factory=lambda: Results())
     cache: Cache | None = None
     watch: NanProbe | None = None
-    moved: dict[str, str] = field(default_factory=dict)
+    moved_leaves: dict[str, str] = field(default_factory=dict)
     lacks_samples: bool = False
-    counting: None = None
+    key_counts: None = None
     has_run: bool = False
-    shared: SharedProgram | None = None
+    shared_program: SharedProgram | None = None
     alike: HostInputCheck = field(default_factory=HostInputCheck, repr=False)
     lock: AbstractContextManager[bool] = field(default_factory=threading.RLock, repr=False)
 
@@ -153,9 +154,11 @@ class CompiledPipeline:
     def executor(self) -> PipelineExecutor:
         """The pipeline on its devices."""
         merged = self.schedule is None or not self.schedule.splits
-        donate = self.donate if self.stacked is None else self.stacked.donated_parts(self.donate)
+        donate = (
+            self.donate if self.stacked_leaves is None else self.stacked_leaves.donated_parts(self.donate)
+        )
         cuts = self.stages.cuts(merged)
-        self.shared = check_same_pipeline(self.plan, self.stages.traced.graph, cuts)
+        self.shared_program = check_same_pipeline(self.plan, self.stages.traced.graph, cuts)
         with log_activity("compiled", self.plan.name) as words:
             made = self.stages, self.schedule, edges_of(cuts), merged, donate, self.cache, self.watch
             executor = make_executor(*made)
@@ -176,8 +179,8 @@ class CompiledPipeline:
                 if x.sharding != to:
                     yield StageTransfer(x.shape, x.dtype, x.sharding, to)
         results = [outs[i] for i in sorted(outs)]
-        if self.stacked is not None:
-            results = self.stacked.ends([ins[i] for i in sorted(ins)], results)[1]
+        if self.stacked_leaves is not None:
+            results = self.stacked_leaves.ends([ins[i] for i in sorted(ins)], results)[1]
         yield from self.results.transfers(results)
 
     @locked_property
@@ -190,7 +193,7 @@ class CompiledPipeline:
                 slot: own_copy(
                     graph.consts[i - n], s.slots.sharding(slot), graph.values[graph.inputs[i]].name
                 )
-                for i, slot in zip(s.cut.subgraph.closed, s.cut.closed, strict=True)
+                for i, slot in zip(s.cut.subgraph.closure, s.cut.closure, strict=True)
                 if s.is_here
             }
             for s in self.executor.executors
@@ -204,8 +207,10 @@ class CompiledPipeline:
         """
         raise_all(self.owners.check(leaves, layouts_of(leaves), lambda: self.traced.in_paths))
         assert self.executor is not None  # once all processes have the same program
-        note_call(self.shared)
-        placed = self.arguments(leaves if self.stacked is None else self.stacked.cut_leaves(leaves))
+        note_call(self.shared_program)
+        placed = self.arguments(
+            leaves if self.stacked_leaves is None else self.stacked_leaves.cut_leaves(leaves)
+        )
         given = [x for arrays in placed for x in arrays.values()]
         if not self.has_run:
             begin_together(self.plan, lambda: self.executor)
@@ -213,7 +218,7 @@ class CompiledPipeline:
         seen = None if self.watch is None else list[StageRecord]()
         out = self.drivers.run(lambda threads: self.executor.run(placed, threads, seen=seen), given)
         out = self.results.share(
-            out if self.stacked is None else self.stacked.join(out), self.executor.engine
+            out if self.stacked_leaves is None else self.stacked_leaves.join(out), self.executor.engine
         )
         gone = [x for i in self.donate if isinstance(x := leaves[i], jax.Array)]
         # An argument that is a result too lives on as that.
@@ -232,7 +237,7 @@ class CompiledPipeline:
         assert self.watch is not None
         found = list[findings.Finding]()
         for path, x in zip(self.traced.out_paths, out, strict=True):
-            bad = findings.kinds_in(x) & self.watch.refused if takes_part(x.sharding) else None
+            bad = findings.kinds_in(x) & self.watch.refused_kinds if takes_part(x.sharding) else None
             if bad:
                 found.append(findings.unmade(path, bad))
         for s in seen if found or jax.process_count() > 1 else ():
@@ -247,7 +252,7 @@ class CompiledPipeline:
         """The arguments and closed-over arrays that a piece reads, in its order, each with who reads it."""
         traced, piece, subgraph = self.stages.traced, seen.run.piece, seen.cut.subgraph
         names = [traced.in_paths[i] for i in subgraph.arguments]
-        names += [traced.graph.values[traced.graph.inputs[i]].name for i in subgraph.closed]
+        names += [traced.graph.values[traced.graph.inputs[i]].name for i in subgraph.closure]
         path = dict(zip(seen.cut.given_slots, names, strict=True))
         inside = piece.part.phase not in (Phase.BEFORE, Phase.AFTER)
         there = [s for s, place in enumerate(self.stages.stages) if place == subgraph.place]
@@ -259,7 +264,7 @@ class CompiledPipeline:
         """Arguments and results: shapes, types, and how they lie; on the first of several placements."""
         found = self._own_ends(self.executor)
         ins, outs = ([x[i] for i in sorted(x)] for x in found)
-        return (ins, outs) if self.stacked is None else self.stacked.ends(ins, outs)
+        return (ins, outs) if self.stacked_leaves is None else self.stacked_leaves.ends(ins, outs)
 
     def _own_ends(
         self, executor: PipelineExecutor
@@ -302,14 +307,14 @@ class CompiledPipeline:
 
     def place(self, leaves: Sequence[Leaf]) -> list[jax.Array]:
         """The leaves where their first placement wants them."""
-        parts = leaves if self.stacked is None else self.stacked.cut_leaves(leaves)
+        parts = leaves if self.stacked_leaves is None else self.stacked_leaves.cut_leaves(leaves)
         self._compare(parts)
         out = list(parts)
         for s in reversed(self.executor.executors):
             for i, slot in zip(s.cut.subgraph.arguments, s.cut.arguments, strict=True):
                 x = self.executor.engine.bring(parts[i], s.slots.sharding(slot))
                 out[i] = s.slots.absent(slot) if x is None else x
-        return out if self.stacked is None else self.stacked.join_placed(out)
+        return out if self.stacked_leaves is None else self.stacked_leaves.join_placed(out)
 
 
 MOST_SHARED_BYTES = 1 << 16

@@ -37,19 +37,19 @@ class XlaExecutable:
     Arguments:
       program: as JAX has it.
       devices: the devices that it was compiled for, in the order of the mesh.
-      found: its bytes, if it was found in the cache.
+      cached_bytes: its bytes, if it was found in the cache.
       calls_host: whether it calls a function of this process.
     """
 
     program: jax.stages.Compiled
     devices: tuple[JaxDevice, ...]
-    found: bytes | None = None
+    cached_bytes: bytes | None = None
     calls_host: bool = False
 
     @functools.cached_property
     def serial(self) -> SerialProgram | None:
         """The program as bytes; None if the backend cannot save it."""
-        return serialise(self.program, self.devices, self.found)
+        return serialise(self.program, self.devices, self.cached_bytes)
 
 
 @dataclass
@@ -58,16 +58,16 @@ class Executables:
 
     Arguments:
       cache: the folder of programs that earlier processes have compiled; None for none.
-      compiled: how many programs XLA has compiled, or the cache had.
-      loaded: how many were taken from another stage.
-      used: the key of each program that is run.
+      compiled_count: how many programs XLA has compiled, or the cache had.
+      loaded_count: how many were taken from another stage.
+      keys: the key of each program that is run.
     """
 
     cache: Cache | None = None
-    known: dict[str, XlaExecutable] = field(default_factory=dict)
-    compiled: int = 0
-    loaded: int = 0
-    used: dict[int, str] = field(default_factory=dict)
+    by_text: dict[str, XlaExecutable] = field(default_factory=dict)
+    compiled_count: int = 0
+    loaded_count: int = 0
+    keys: dict[int, str] = field(default_factory=dict)
 
     def get(
         self, lowered: jax.stages.Lowered, devices: Sequence[JaxDevice], rows: Sequence[str] = ()
@@ -80,24 +80,24 @@ class Executables:
         """
         text = lowered.as_text()
         key = hashlib.sha256(f"{lowered.args_info}{rows}{text}".encode()).hexdigest()
-        known = self.known.get(key)
+        known = self.by_text.get(key)
         if known is not None and not known.calls_host and known.serial is not None:
-            self.loaded += 1
+            self.loaded_count += 1
             return self.note_use(key, load_program(known.serial, devices))
         with cache_context(self.cache) as cache:
             made = lowered.compile()
             cache.keep(made)
-        self.known.setdefault(key, XlaExecutable(made, tuple(devices), cache.last_found, CALLBACK in text))
-        self.compiled += 1
+        self.by_text.setdefault(key, XlaExecutable(made, tuple(devices), cache.last_found, CALLBACK in text))
+        self.compiled_count += 1
         return self.note_use(key, made)
 
     def __str__(self) -> str:
         """How many programs were compiled, found and loaded, for the log."""
-        found = sum(c.found is not None for c in self.known.values())
+        found = sum(c.cached_bytes is not None for c in self.by_text.values())
         cached = "" if self.cache is None else f", {found} of them found in the cache"
-        return f": {self.compiled} programs{cached}, {self.loaded} shared by stages"
+        return f": {self.compiled_count} programs{cached}, {self.loaded_count} shared by stages"
 
     def note_use(self, key: str, program: Executable) -> Executable:
         """Notes which program is run: by identity, for an executable has no other key."""
-        self.used[id(program)] = key
+        self.keys[id(program)] = key
         return program

@@ -30,23 +30,23 @@ class StackedLeaves:
 
     Arguments:
       whole: the placement of all stages, which lie along its first axis.
-      made: the program that was made.
+      unstacked_scan: the program that was made.
     """
 
     whole: Placement
-    made: UnstackedScan
+    unstacked_scan: UnstackedScan
 
     def cut_leaves(self, leaves: Sequence[Leaf]) -> list[Leaf]:
         """The leaves of a call, with stacked leaves cut into parts."""
-        return [self._part(leaves[p.leaf], p) for p in self.made.ins]
+        return [self._part(leaves[p.leaf], p) for p in self.unstacked_scan.ins]
 
     def join(self, parts: Sequence[jax.Array]) -> list[jax.Array]:
         """The results, with parts joined to stacked leaves."""
-        return self._together(self.made.outs, parts)
+        return self._together(self.unstacked_scan.outs, parts)
 
     def join_placed(self, parts: Sequence[jax.Array]) -> list[jax.Array]:
         """The arguments, with parts joined, of leaves that lie under the wanted shardings."""
-        return self._together(self.made.ins, parts)
+        return self._together(self.unstacked_scan.ins, parts)
 
     def ends(
         self, ins: Sequence[jax.ShapeDtypeStruct], outs: Sequence[jax.ShapeDtypeStruct]
@@ -62,7 +62,7 @@ class StackedLeaves:
             cut = {p.leaf for p in of if p.begin is not None}
             return [self._stacked(xs) if i in cut else xs[0] for i, xs in sorted(groups.items())]
 
-        return joined(self.made.ins, ins), joined(self.made.outs, outs)
+        return joined(self.unstacked_scan.ins, ins), joined(self.unstacked_scan.outs, outs)
 
     def _stacked(self, parts: Sequence[jax.ShapeDtypeStruct]) -> jax.ShapeDtypeStruct:
         """The stack of such parts, made by a compiled function."""
@@ -80,7 +80,7 @@ class StackedLeaves:
         if part.begin is None or part.end is None:
             return x
         if isinstance(x, jax.Array) and isinstance(x.sharding, NamedSharding) and self._is_ours(x.sharding):
-            stage = self.whole.split(0)[part.begin // self.made.layers[0]]
+            stage = self.whole.split(0)[part.begin // self.unstacked_scan.layers[0]]
             inner = _moved(x.sharding, stage.mesh, [*_names(x.sharding.spec[0])[1:]])
             held = {s.device: s.data for s in x.addressable_shards}
             shards = [held[d] for d in inner.mesh.devices.flat if d in held]
@@ -95,7 +95,7 @@ class StackedLeaves:
             sharding.mesh == self.whole.mesh
             and len(spec)
             and _names(spec[0])[:1] == [self.whole.axes[0]]
-            and len(set(self.made.layers)) == 1
+            and len(set(self.unstacked_scan.layers)) == 1
         )
 
     def _together(self, of: Sequence[LeafPart], parts: Sequence[jax.Array]) -> list[jax.Array]:
@@ -125,8 +125,8 @@ class StackedLeaves:
         """The user's request, for the program that was made."""
         return replace(
             of_whole,
-            layers=self.made.layers,
-            asked=self.part_signatures(of_whole.asked),
+            layers=self.unstacked_scan.layers,
+            signatures=self.part_signatures(of_whole.signatures),
             ties=self.ties(of_whole.ties),
             donated=self.donated_parts(of_whole.donated),
         )
@@ -135,23 +135,23 @@ class StackedLeaves:
         """The user's signatures of leaves, for their parts."""
 
         def asked(placement: Placement, given: Sequence[int], back: Sequence[int]) -> tuple[Signed, Signed]:
-            ins = [self.made.ins[i].leaf for i in given]
-            return of_whole(placement, ins, [self.made.outs[i].leaf for i in back])
+            ins = [self.unstacked_scan.ins[i].leaf for i in given]
+            return of_whole(placement, ins, [self.unstacked_scan.outs[i].leaf for i in back])
 
         return asked
 
     def ties(self, of_whole: Sequence[int | None]) -> tuple[int | None, ...]:
         """The argument that each result becomes: a part becomes the part of the same layers."""
-        at = {p: i for i, p in enumerate(self.made.ins)}
+        at = {p: i for i, p in enumerate(self.unstacked_scan.ins)}
         found = []
-        for p in self.made.outs:
+        for p in self.unstacked_scan.outs:
             tied = of_whole[p.leaf]
             found.append(None if tied is None else at.get(replace(p, leaf=tied)))
         return tuple(found)
 
     def donated_parts(self, of_whole: Sequence[int]) -> tuple[int, ...]:
         """The positions of the parts of donated leaves."""
-        return tuple(i for i, p in enumerate(self.made.ins) if p.leaf in of_whole)
+        return tuple(i for i, p in enumerate(self.unstacked_scan.ins) if p.leaf in of_whole)
 
 
 def stacked_leaves(traced: TracedProgram, placement: Placement, stages: int) -> StackedLeaves | None:

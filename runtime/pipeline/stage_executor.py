@@ -53,22 +53,22 @@ class BufferStore:
     A reader waits for an array that another thread puts here. An array without further readers is dropped.
 
     Arguments:
-      seen: the NaN checks of its pieces, if the user asked for them.
+      records: the NaN checks of its pieces, if the user asked for them.
       come: slots of arrays that are sent once and have arrived from other processes.
     """
 
     arrays: dict[Key, jax.Array] = field(default_factory=dict)
     come: set[Key] = field(default_factory=set)
-    left: dict[Key, int] = field(default_factory=dict)
-    arrived: threading.Condition = field(default_factory=threading.Condition)
-    failed: BaseException | None = None
-    seen: list[StageRecord] = field(default_factory=list)
+    uses_left: dict[Key, int] = field(default_factory=dict)
+    arrival: threading.Condition = field(default_factory=threading.Condition)
+    failure: BaseException | None = None
+    records: list[StageRecord] = field(default_factory=list)
 
     def put(self, arrays: Mapping[Key, jax.Array]) -> None:
         """Puts arrays into slots."""
-        with self.arrived:
+        with self.arrival:
             self.arrays.update(arrays)
-            self.arrived.notify_all()
+            self.arrival.notify_all()
 
     def get(self, slot: Slot) -> jax.Array:
         """The array of a slot that does not belong to a micro-batch."""
@@ -81,34 +81,34 @@ class BufferStore:
           blocking: whether to wait for them.
         """
         out = []
-        with self.arrived:
+        with self.arrival:
             for key, readers in wanted:
-                while blocking and key not in self.arrays and self.failed is None:
-                    self.arrived.wait()
-                if self.failed is not None:
-                    raise RuntimeError("another stage failed") from self.failed
+                while blocking and key not in self.arrays and self.failure is None:
+                    self.arrival.wait()
+                if self.failure is not None:
+                    raise RuntimeError("another stage failed") from self.failure
                 out.append(self.arrays[key])
                 if readers:
-                    self.left[key] = self.left.get(key, readers) - 1
-                    if not self.left[key]:
+                    self.uses_left[key] = self.uses_left.get(key, readers) - 1
+                    if not self.uses_left[key]:
                         del self.arrays[key]
         return out
 
     def fail(self, why: BaseException) -> None:
         """Wakes the waiting threads after an error: no array will come."""
-        with self.arrived:
-            self.failed = why
-            self.arrived.notify_all()
+        with self.arrival:
+            self.failure = why
+            self.arrival.notify_all()
 
     def arrays_of(self, slots: Collection[Slot], microbatch: int) -> list[jax.Array]:
         """The arrays of a micro-batch that are in some slots now."""
-        with self.arrived:
+        with self.arrival:
             return [self.arrays[key] for slot in slots if (key := (slot, microbatch)) in self.arrays]
 
     @property
     def microbatch_arrays(self) -> list[jax.Array]:
         """The arrays that are kept for micro-batches."""
-        with self.arrived:
+        with self.arrival:
             return [x for (slot, _), x in self.arrays.items() if slot.kind is SlotKind.EACH]
 
 
@@ -201,7 +201,7 @@ class StageExecutor:
         made: Sequence[jax.Array] = run.run(index, *given)
         if run.watch is not None:
             *made, flags = made
-            store.seen.append(StageRecord(run, self.cut, microbatch, flags))
+            store.records.append(StageRecord(run, self.cut, microbatch, flags))
         kept = self.writes[run.piece.part]
         store.put({(slot, microbatch if each else OUTSIDE): made[i] for i, slot, each in kept})
         return made

@@ -271,10 +271,10 @@ def given_away(slots: Slots, cut: Cut, donate: Collection[int]) -> dict[int, set
     Arguments:
       donate: positions of arguments whose memory the results may take.
     """
-    kept = {*cut.arguments, *cut.closed, *cut.received.values(), *cut.sent.values(), *cut.results}
-    kept |= {*cut.passed.values()}
+    kept = {*cut.arguments, *cut.closure, *cut.receives.values(), *cut.sends.values(), *cut.results}
+    kept |= {*cut.micro_sends.values()}
     free = {s for i, s in zip(cut.subgraph.arguments, cut.arguments, strict=True) if i in donate}
-    return donations(slots, cut.pieces, kept, free - {*cut.results, *cut.sent.values()})
+    return donations(slots, cut.pieces, kept, free - {*cut.results, *cut.sends.values()})
 
 
 def _used(slots: Slots, piece: Piece, given: Collection[Slot]) -> set[Slot]:

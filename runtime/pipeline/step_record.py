@@ -21,14 +21,15 @@ class Record:
         waited for too, and have spans of their own.
       live: per rank, the most micro-batches of a stage that held arrays for a backward pass after an action.
       live_bytes: per rank, the most bytes that one device kept for micro-batches after an action.
-      held: per rank, the arrays that the forward pass of a stage left of a micro-batch; they may be deleted
-        by now. An array that another stage reads too counts for a stage until its own backward pass is done.
+      residuals: per rank, the arrays that the forward pass of a stage left of a micro-batch; they may be
+        deleted by now. An array that another stage reads too counts for a stage until its own backward pass
+        is done.
     """
 
     spans: list[list[Span]]
     live: list[int]
     live_bytes: list[int]
-    held: list[dict[tuple[int, int], list[weakref.ref[jax.Array]]]]
+    residuals: list[dict[tuple[int, int], list[weakref.ref[jax.Array]]]]
 
     def count(
         self, place: int, action: Action, left: Sequence[jax.Array], shared: Sequence[jax.Array]
@@ -40,7 +41,7 @@ class Record:
           shared: arrays that other stages of the placement still read, if this was the last action of its
             stage.
         """
-        held, unit = self.held[place], (action.stage, action.microbatch)
+        held, unit = self.residuals[place], (action.stage, action.microbatch)
         if left:
             held[unit] = list(map(weakref.ref, left))
         others = set(map(id, shared))

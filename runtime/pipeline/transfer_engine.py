@@ -76,7 +76,7 @@ class CompiledTransfer:
     """
 
     transfer: StageTransfer
-    crossing: ProcessTransfer
+    process_transfer: ProcessTransfer
     before: Executable | None
     program: Executable
     afterwards: Executable | None
@@ -85,7 +85,7 @@ class CompiledTransfer:
         """Sends and receives, as `ProcessTransfer.run` does."""
         if x is not None and self.before is not None:
             (x,) = self.before(x)
-        come = self.crossing.run(x, self.program)
+        come = self.process_transfer.run(x, self.program)
         if come is not None and self.afterwards is not None:
             (come,) = self.afterwards(come)
         return come
@@ -94,7 +94,7 @@ class CompiledTransfer:
     def programs(self) -> Iterator[tuple[Executable, list[JaxDevice]]]:
         """The programs of it that this process runs, with the devices of each."""
         sides = (self.before, self.transfer.leaves), (self.afterwards, self.transfer.comes)
-        yield self.program, self.crossing.devices
+        yield self.program, self.process_transfer.devices
         yield from ((p, list(at.mesh.devices.flat)) for p, at in sides if p is not None)
 
 
@@ -141,13 +141,13 @@ class TransferEngine:
     """
 
     executables: Executables = field(default_factory=Executables)
-    known: dict[StageTransfer, CompiledTransfer] = field(default_factory=dict)
+    transfers: dict[StageTransfer, CompiledTransfer] = field(default_factory=dict)
 
     def compile(self, transfer: StageTransfer) -> CompiledTransfer:
         """The compiled transfer of a tensor between processes, of which this is one."""
-        if transfer not in self.known:
-            self.known[transfer] = compiled_transfer(transfer, self.executables)
-        return self.known[transfer]
+        if transfer not in self.transfers:
+            self.transfers[transfer] = compiled_transfer(transfer, self.executables)
+        return self.transfers[transfer]
 
     def send(self, x: jax.Array | None, transfer: StageTransfer) -> jax.Array | None:
         """The tensor on the other side, as far as this process has devices there.
@@ -215,10 +215,10 @@ def routes(
     receivers: dict[PlacedSlot, list[PlacedSlot]] = {}
     sources: dict[PlacedSlot, PlacedSlot] = {}
     for q, c in enumerate(cuts):
-        for v, slot in c.fed.items():
-            p = next(p for p, other in enumerate(cuts) if v in other.passed)
-            receivers.setdefault((p, cuts[p].passed[v]), []).append((q, slot))
-        for v, slot in c.received.items():
-            p = next(p for p, other in enumerate(cuts) if v in other.sent)
-            sources[q, slot] = p, cuts[p].sent[v]
+        for v, slot in c.micro_receives.items():
+            p = next(p for p, other in enumerate(cuts) if v in other.micro_sends)
+            receivers.setdefault((p, cuts[p].micro_sends[v]), []).append((q, slot))
+        for v, slot in c.receives.items():
+            p = next(p for p, other in enumerate(cuts) if v in other.sends)
+            sources[q, slot] = p, cuts[p].sends[v]
     return {k: tuple(v) for k, v in receivers.items()}, sources

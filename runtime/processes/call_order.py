@@ -31,7 +31,7 @@ def publish_and_compare(kv_store: KVStore, index: int, calls: Calls) -> ProcessE
       index: of this process.
       calls: its own.
     """
-    if calls.told != calls.count:
+    if calls.published_count != calls.count:
         calls.say(kv_store, index)
     with suppress(jax.errors.JaxRuntimeError):  # the service is gone
         return _compared(kv_store, index, calls.history, [0] if index else [])

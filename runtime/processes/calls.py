@@ -47,10 +47,10 @@ class Calls:
       chain: the digest of all these calls, in their order.
       ring: the last ones.
       programs: in words, by their digests.
-      answered: the last question that was answered.
-      told: the number of calls when they were last published; None before that.
-      named: the digests of programs whose words were published.
-      kept: writes the words to a file, if the ring is one.
+      last_answer: the last question that was answered.
+      published_count: the number of calls when they were last published; None before that.
+      published_digests: the digests of programs whose words were published.
+      keep_words: writes the words to a file, if the ring is one.
       fails: writes the exception of this process to a file.
     """
 
@@ -58,16 +58,16 @@ class Calls:
     chain: bytes = bytes(8)
     ring: Ring = field(default_factory=lambda: bytearray(RING_BYTES), repr=False)
     programs: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    answered: bytes = b""
-    told: int | None = None
-    named: set[str] = field(default_factory=set)
-    kept: Callable[[Mapping[str, tuple[str, ...]]], None] | None = None
+    last_answer: bytes = b""
+    published_count: int | None = None
+    published_digests: set[str] = field(default_factory=set)
+    keep_words: Callable[[Mapping[str, tuple[str, ...]]], None] | None = None
     fails: Callable[[str], None] | None = None
     lock: AbstractContextManager[bool] = field(default_factory=threading.Lock, repr=False)
 
     def keep_in(self, folder: Path, index: int) -> None:
         """Keeps everything in files, for readers after the end of this process."""
-        self.ring, self.kept = ring_of(folder, index), partial(write_words, folder, index)
+        self.ring, self.keep_words = ring_of(folder, index), partial(write_words, folder, index)
         self.fails = partial(write_raised, folder, index)
 
     def begins(self, program: SharedProgram) -> None:
@@ -75,8 +75,8 @@ class Calls:
         with self.lock:
             if program.digest not in self.programs:
                 self.programs[program.digest] = program.words
-                if self.kept is not None:
-                    self.kept(self.programs)
+                if self.keep_words is not None:
+                    self.keep_words(self.programs)
             own = bytes.fromhex(program.digest)
             self.count, self.chain = self.count + 1, blake2b(self.chain + own, digest_size=8).digest()
             note(self.ring, self.count, self.chain, own)
@@ -97,9 +97,9 @@ class Calls:
         """Publishes the calls, if somebody has asked since."""
         with suppress(jax.errors.JaxRuntimeError):  # nobody has, or the service is gone
             asked = kv_store.key_value_try_get_bytes(ASKED)
-            if asked != self.answered:
+            if asked != self.last_answer:
                 self.say(kv_store, index)
-                self.answered = asked
+                self.last_answer = asked
 
     def say(self, kv_store: KVStore, index: int, key: str = "") -> None:
         """Publishes the calls.
@@ -109,13 +109,13 @@ class Calls:
         """
         history = self.history
         with suppress(jax.errors.JaxRuntimeError):
-            for digest in {p for _, p in history.recent} - self.named:
+            for digest in {p for _, p in history.recent} - self.published_digests:
                 words = json.dumps(self.programs[digest]).encode()
                 kv_store.key_value_set_bytes(f"sbp/called/{digest}", words, allow_overwrite=True)
-                self.named.add(digest)
+                self.published_digests.add(digest)
             said = json.dumps({"index": index, "count": history.count, "recent": history.recent}).encode()
             kv_store.key_value_set_bytes(key or f"sbp/calls/{index}", said, allow_overwrite=not key)
-            self.told = history.count
+            self.published_count = history.count
 
 
 def ask(kv_store: KVStore, question: str) -> None:

@@ -124,12 +124,12 @@ class TraceFold:
     """The lines of one process.
 
     Arguments:
-      kept: lines that were held back.
+      held_lines: lines that were held back.
       has_lost_others: whether JAX has written that it ends the process because others are gone.
       unheard: processes whose heartbeats the coordination service of this process has missed.
     """
 
-    kept: list[str] = field(default_factory=list)
+    held_lines: list[str] = field(default_factory=list)
     has_lost_others: bool = False
     unheard: set[int] = field(default_factory=set)
     _is_within: bool = False
@@ -139,11 +139,11 @@ class TraceFold:
         """Whether a line is shown to the user; else it is held back."""
         is_head = _HEAD.match(line) is not None
         is_filler = self._is_within and _FILLER.match(line) is not None
-        self._is_within = is_head or is_filler or (bool(self.kept) and _NEXT.match(line) is not None)
+        self._is_within = is_head or is_filler or (bool(self.held_lines) and _NEXT.match(line) is not None)
         if not self._is_within:
             return True
         self._learn(line, is_filler=is_filler)
-        self.kept.append(line)
+        self.held_lines.append(line)
         return False
 
     def _learn(self, line: str, *, is_filler: bool) -> None:
@@ -160,7 +160,7 @@ def left_out(folds: Iterable[tuple[int, TraceFold]]) -> str | None:
     >>> left_out([(0, TraceFold()), (2, TraceFold(["a", "b"]))])
     'left out: 2 lines of the C++ runtime of process 2, which has lost another process'
     """
-    held = [(index, len(fold.kept)) for index, fold in folds if fold.kept]
+    held = [(index, len(fold.held_lines)) for index, fold in folds if fold.held_lines]
     if not held:
         return None
     who = ", ".join(str(index) for index, _ in held)

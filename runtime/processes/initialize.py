@@ -89,11 +89,11 @@ class HostRoute:
 
     Arguments:
       own: its own address on the way there.
-      there: the address of process 0.
+      address: the address of process 0.
     """
 
     own: str
-    there: str
+    address: str
 
 
 def route_to(coordinator: str) -> HostRoute:
@@ -103,7 +103,7 @@ def route_to(coordinator: str) -> HostRoute:
       OSError: if the host has no address, or there is no way to it.
 
     >>> route_to("127.0.0.1:80")
-    HostRoute(own='127.0.0.1', there='127.0.0.1')
+    HostRoute(own='127.0.0.1', address='127.0.0.1')
     """
     host, _, port = coordinator.rpartition(":")
     for family, kind, _, _, address in socket.getaddrinfo(
@@ -137,7 +137,7 @@ def own_address(kv_store: KVStore, index: int, count: int, coordinator: str) -> 
     route = None
     with suppress(OSError, ValueError):  # gRPC takes other addresses, too
         route = route_to(coordinator)
-    there = "" if route is None else route.there
+    there = "" if route is None else route.address
     kv_store.key_value_set_bytes(f"sbp/reached/{index}", there.encode(), allow_overwrite=True)
     if route is None:
         return None

@@ -46,7 +46,7 @@ class Restarts:
       processes: with which it runs now.
       count: of the restarts so far.
       in_a_row: of these, those that a run has failed soon after.
-      failed: the process that was to blame for the last end; None before the first.
+      failed_process: the process that was to blame for the last end; None before the first.
     """
 
     most: int
@@ -54,7 +54,7 @@ class Restarts:
     processes: int
     count: int = 0
     in_a_row: int = 0
-    failed: int | None = None
+    failed_process: int | None = None
 
     @property
     def wait_seconds(self) -> float:
@@ -79,13 +79,13 @@ class Restarts:
         if self.count >= self.most:
             return None
         is_soon = lasted_seconds < SOON_SECONDS
-        is_lost = is_soon and index == self.failed and self.processes > self.fewest
+        is_lost = is_soon and index == self.failed_process and self.processes > self.fewest
         return replace(
             self,
             processes=self.processes - is_lost,
             count=self.count + 1,
             in_a_row=self.in_a_row + 1 if is_soon else 1,
-            failed=None if is_lost else index,
+            failed_process=None if is_lost else index,
         )
 
     def text(self, before: int, what: str) -> str:
@@ -300,7 +300,7 @@ def _say_rest(members: Sequence[Worker], index: int, err: LineWriter) -> None:
     """Shows what was held back of the process that is to blame, if it is all that there is; else how much."""
     folds = [(m.index, m.fold) for m in members]
     if index < len(folds) and members[index].fold.has_lost_others:
-        for line in folds.pop(index)[1].kept:
+        for line in folds.pop(index)[1].held_lines:
             err(f"[{index}] {line}" if index else line)
     if summary := left_out(folds):
         err(f"{summary}\n")

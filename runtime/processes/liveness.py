@@ -36,7 +36,7 @@ class LivenessWatch:
       heartbeat_seconds: the time after which JAX takes a process for dead.
       heard: the last beat of each process, and the look at which it was new.
       looks: the number of looks.
-      said: the processes that were named.
+      named_processes: the processes that were named.
     """
 
     kv_store: KVStore
@@ -45,7 +45,7 @@ class LivenessWatch:
     heartbeat_seconds: float
     heard: dict[int, tuple[bytes, int]] = field(default_factory=dict)
     looks: int = 0
-    said: set[int] = field(default_factory=set)
+    named_processes: set[int] = field(default_factory=set)
 
     def watch(self, done: threading.Event) -> Sequence[threading.Thread]:
         """Beats and looks in threads of its own, until this process ends.
@@ -96,8 +96,8 @@ class LivenessWatch:
     def silent(self) -> list[int]:
         """Processes without a beat for a while, each once until it beats again."""
         quiet = {i for i, (_, at) in self.heard.items() if self.looks - at >= QUIET_LOOKS}
-        new = sorted(quiet - self.said)
-        self.said = quiet
+        new = sorted(quiet - self.named_processes)
+        self.named_processes = quiet
         return new
 
     def text(self, other: int) -> str:

@@ -44,8 +44,8 @@ class ProcessGroup:
       count: of processes.
       kv_store: where processes leave values for each other.
       calls: of programs that this process has begun.
-      met: how often all processes have met.
-      asked: the request of the last plan, in words.
+      meetings: how often all processes have met.
+      last_request: the request of the last plan, in words.
       turn: how often this process has asked for the calls of others.
     """
 
@@ -53,8 +53,8 @@ class ProcessGroup:
     count: int
     kv_store: KVStore
     calls: Calls = field(default_factory=Calls)
-    met: int = 0
-    asked: tuple[str, ...] = ()
+    meetings: int = 0
+    last_request: tuple[str, ...] = ()
     turn: int = 0
 
     @property
@@ -66,7 +66,7 @@ class ProcessGroup:
 
     def tell(self, question: Question, record: ChoiceRecord) -> None:
         """Sends a plan to the others."""
-        self.asked = question.lines
+        self.last_request = question.lines
         self._put(f"plan/{question.digest}", {"record": record_data(record)})
 
     def refuse(self, question: Question, error: Exception) -> None:
@@ -79,7 +79,7 @@ class ProcessGroup:
         Raises:
           ProcessError: if it found none, or waits itself for this process with another program.
         """
-        self.asked = question.lines
+        self.last_request = question.lines
         said = self._get(f"plan/{question.digest}", 0, f"process 0 to plan {question.name}", question)
         if "error" in said:
             raise ProcessError(_refused(question.name, said["error"]))
@@ -98,7 +98,7 @@ class ProcessGroup:
           ProcessError: if a process is about to run another program; on all of them.
         """
         digest = hashlib.sha256(text.encode()).hexdigest()
-        mine = {"name": name, "digest": digest, "lines": [*self.asked]}
+        mine = {"name": name, "digest": digest, "lines": [*self.last_request]}
         first, wrong = self._meet("program", f" to compile {name}", mine, _other_programs)
         if wrong:
             raise ProcessError(_differ(first, wrong))
@@ -135,8 +135,8 @@ class ProcessGroup:
           waits: what is done, for messages of those that wait.
           mine: the value of this process, as JSON can hold it.
         """
-        self.met += 1
-        at = f"{topic}/{self.met}"
+        self.meetings += 1
+        at = f"{topic}/{self.meetings}"
         self._put(f"{at}/{self.index}", {"value": mine})
         if self.leads:
             every = [self._get(f"{at}/{p}", p, f"process {p}{waits}")["value"] for p in range(self.count)]
@@ -204,7 +204,7 @@ class ProcessGroup:
         theirs = published_history(self.kv_store, whose)
         # What was left before a call began is there by now.
         if theirs.count > self.calls.count and self._look(key, 0) is None:
-            waits: Sequence[str] = (what, *self.asked)
+            waits: Sequence[str] = (what, *self.last_request)
             runs = words_of(self.kv_store, theirs.at(theirs.count)[1])
             raise ProcessError(gone_on(self.index, waits, whose, runs))
         self.turn += 1
@@ -212,7 +212,7 @@ class ProcessGroup:
 
     def _is_waited_for(self) -> bool:
         """Whether process 0 waits for this process to compile its next program."""
-        return self._look(f"program/{self.met + 1}/0", 0) is not None
+        return self._look(f"program/{self.meetings + 1}/0", 0) is not None
 
 
 def _refused(name: str, error: str) -> Problem:

@@ -24,7 +24,7 @@ class StragglerLog:
       calls: its own.
       index: of this process.
       count: of all processes.
-      begun: the number of that call.
+      call_number: the number of that call.
       since: when it was first seen, by the monotonic clock.
       times: how often a warning was logged.
     """
@@ -32,7 +32,7 @@ class StragglerLog:
     calls: Calls
     index: int
     count: int
-    begun: int = 0
+    call_number: int = 0
     since: float = field(default_factory=time.monotonic)
     times: int = 0
 
@@ -42,15 +42,16 @@ class StragglerLog:
         Arguments:
           now: by the monotonic clock, in seconds.
         """
-        if self.calls.count != self.begun:
-            self.begun, self.since, self.times = self.calls.count, now, 0
+        if self.calls.count != self.call_number:
+            self.call_number, self.since, self.times = self.calls.count, now, 0
         if int((now - self.since) // SAID_AGAIN_SECONDS) <= self.times:
             return
         self.times += 1
         for other in [0] if self.index else range(1, self.count):
             theirs = published_history(kv_store, other).count
-            if theirs < self.begun:
+            if theirs < self.call_number:
                 LOG.warning(
                     "process %d has begun call %d, %s, %.0f s ago; process %d has begun %d",
-                    *(self.index, self.begun, call_text(self.calls.latest), now - self.since, other, theirs),
+                    *(self.index, self.call_number, call_text(self.calls.latest), now - self.since),
+                    *(other, theirs),
                 )

@@ -71,7 +71,7 @@ def measure(built: Runs, leaves: Sequence[Leaf]) -> Profile:
             else profile
         )
     except BreakdownError as e:
-        return replace(profile, undivided=str(e))
+        return replace(profile, no_breakdown_reason=str(e))
 
 
 def _seconds(run: Callable[[Sequence[Leaf]], PyTree], leaves: Sequence[Leaf]) -> float:
@@ -105,8 +105,10 @@ class _Measuring:
         return replace(
             whole,
             timeline=_from_zero(best),
-            simulated=None if plan.timeline is None else as_estimate(plan.timeline),
-            replayed=replace(replayed, name=f"{self.schedule.name}, simulated with the times measured alone"),
+            simulated_timeline=None if plan.timeline is None else as_estimate(plan.timeline),
+            replayed_timeline=replace(
+                replayed, name=f"{self.schedule.name}, simulated with the times measured alone"
+            ),
             live=tuple(alone[0].live),
             live_bytes=tuple(alone[0].live_bytes),
             actions=actions,
@@ -184,7 +186,7 @@ def measured_times(task: ScheduleTask, actions: Sequence[ActionTime]) -> Times:
 
     The transfers of a stage are measured together; each receiver has its array after that time.
     """
-    known = {(a.kind, a.stage): a.alone for a in actions}
+    known = {(a.kind, a.stage): a.alone_seconds for a in actions}
     estimated = task.figures.times
     forward, inputs, weights = list[float](), list[float](), list[float]()
     for s in range(len(task.rank_of)):

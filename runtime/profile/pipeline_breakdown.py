@@ -175,7 +175,7 @@ def _placement(
     found = account(TracedStep(step.start, step.end, events), groups, around, devices)
     per_step, added = [0.0] * max((len(p.lines.steps) for p in pieces), default=0), 0.0
     of = {p.module: p.lines for p in pieces}
-    for key, seconds in found.claimed[KERNEL].items():
+    for key, seconds in found.by_cause[KERNEL].items():
         module, _, name = key.partition("/")
         shares = of[module].shares(name)
         for k, share in shares.items():
@@ -189,9 +189,9 @@ def _placement(
         tuple(per_step),
         added,
         tuple(_collectives(plan, rows, found)),
-        found.before,
-        found.between,
-        found.after,
+        found.idle_before,
+        found.idle_between,
+        found.idle_after,
     )
 
 
@@ -210,13 +210,13 @@ def _collectives(
         shared = any(len(rows[key]) > 1 for key, _ in seen)
         yield MeasuredCollective(
             c.name,
-            math.fsum(found.sent[key] * share for key, share in seen),
-            math.fsum(found.claimed[SENDING][key] * share for key, share in seen),
-            math.fsum(found.claimed[WAITING][key] * share for key, share in seen),
+            math.fsum(found.collectives[key] * share for key, share in seen),
+            math.fsum(found.by_cause[SENDING][key] * share for key, share in seen),
+            math.fsum(found.by_cause[WAITING][key] * share for key, share in seen),
             sum(found.times[key] for key, _ in seen),
             "not told apart from other rows: time by their estimates" if shared else "",
         )
     for key, names in rows.items():
         if not names and found.times[key]:
-            own_seconds = (found.sent[key], found.claimed[SENDING][key], found.claimed[WAITING][key])
+            own_seconds = (found.collectives[key], found.by_cause[SENDING][key], found.by_cause[WAITING][key])
             yield MeasuredCollective("", *own_seconds, found.times[key], f"{key} is for no row of the plan")

@@ -34,16 +34,16 @@ class ActionTime:
 
     Arguments:
       kind: "F", "B", "I" or "W"; "SF" and "SB" for its transfers.
-      estimated: by the plan; None if the plan has no separate estimate.
-      alone: measured with nothing else running; the median.
-      together: measured while the other placements worked; None for transfers.
+      estimated_seconds: by the plan; None if the plan has no separate estimate.
+      alone_seconds: measured with nothing else running; the median.
+      together_seconds: measured while the other placements worked; None for transfers.
     """
 
     kind: Kind
     stage: int
-    estimated: float | None
-    alone: float
-    together: float | None
+    estimated_seconds: float | None
+    alone_seconds: float
+    together_seconds: float | None
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,8 +55,8 @@ class Profile:
       step_seconds: a whole step as calls run it, the median.
       timeline: the loop over micro-batches as measured, every action waited for, each placement driven by a
         thread; None without micro-batches.
-      simulated: the same, as the plan estimates it.
-      replayed: the schedule, simulated with the measured times.
+      simulated_timeline: the same, as the plan estimates it.
+      replayed_timeline: the schedule, simulated with the measured times.
       live: per placement, the most micro-batches of its stages that were held at once.
       live_bytes: per placement, the most bytes that a device held for micro-batches.
       actions: the times of every kind of action and stage.
@@ -64,15 +64,15 @@ class Profile:
       driver_seconds: the driver's own time per action, without waiting.
       step: of a program of one placement, the breakdown into kernels, collectives and the rest.
       places: of a program with stages, the same for each placement; its kernels by lines.
-      undivided: the reason if there is no breakdown.
+      no_breakdown_reason: the reason if there is no breakdown.
       cores: of the processor that forced CPU devices share; None for other devices.
     """
 
     plan: Plan
     step_seconds: float
     timeline: Timeline | None = None
-    simulated: Timeline | None = None
-    replayed: Timeline | None = None
+    simulated_timeline: Timeline | None = None
+    replayed_timeline: Timeline | None = None
     live: tuple[int, ...] = ()
     live_bytes: tuple[int, ...] = ()
     actions: tuple[ActionTime, ...] = ()
@@ -80,7 +80,7 @@ class Profile:
     driver_seconds: float | None = None
     step: MeasuredStep | None = None
     places: tuple[MeasuredStep, ...] = ()
-    undivided: str = ""
+    no_breakdown_reason: str = ""
     cores: int | None = None
     task: ScheduleTask | None = field(default=None, repr=False, compare=False)
 
@@ -113,7 +113,7 @@ class Profile:
     @property
     def timelines(self) -> tuple[Timeline, ...]:
         """All timelines, to be drawn one above the other."""
-        found = (self.simulated, self.replayed, self.timeline)
+        found = (self.simulated_timeline, self.replayed_timeline, self.timeline)
         return tuple(t for t in found if t is not None)
 
     def figures(self) -> list[tuple[str, str]]:
@@ -134,12 +134,16 @@ class Profile:
             if self.cores and devices > self.cores:
                 share = f"{devices} devices share {self.cores} cores"
                 out.append(("cores", f"{share}: what a device takes is also what it waits for one of them"))
-        if self.undivided:
-            out.append(("divided", f"not: {self.undivided}"))
-        if self.timeline is not None and self.simulated is not None and self.replayed is not None:
+        if self.no_breakdown_reason:
+            out.append(("divided", f"not: {self.no_breakdown_reason}"))
+        if (
+            self.timeline is not None
+            and self.simulated_timeline is not None
+            and self.replayed_timeline is not None
+        ):
             parts = (
-                ("estimated", self.simulated),
-                ("with measured times", self.replayed),
+                ("estimated", self.simulated_timeline),
+                ("with measured times", self.replayed_timeline),
                 ("measured", self.timeline),
             )
             out += [
@@ -152,8 +156,9 @@ class Profile:
                 ),
                 (
                     "apart",
-                    f"actions start and end within {largest_difference(self.timeline, self.replayed):.1%} of "
-                    f"the loop of when they are simulated with measured times",
+                    "actions start and end within "
+                    f"{largest_difference(self.timeline, self.replayed_timeline):.1%} of the loop of when "
+                    "they are simulated with measured times",
                 ),
                 (
                     "held",
@@ -170,8 +175,11 @@ class Profile:
         """The table of actions, with its headings."""
         out: list[tuple[str, ...]] = [("action", "stage", "estimated", "alone", "together", "ratio")]
         for a in self.actions:
-            told = ("" if s is None else seconds_text(s) for s in (a.estimated, a.alone, a.together))
-            out.append((str(a.kind), str(a.stage), *told, ratio_text(a.alone, a.estimated)))
+            told = (
+                "" if s is None else seconds_text(s)
+                for s in (a.estimated_seconds, a.alone_seconds, a.together_seconds)
+            )
+            out.append((str(a.kind), str(a.stage), *told, ratio_text(a.alone_seconds, a.estimated_seconds)))
         return out
 
     def tables(self) -> list[PageTable]:

@@ -141,7 +141,7 @@ def measured_step(
     groups = reader.groups([c.instruction for c in compared.collectives], devices)
     found = account(step, groups, containers, sorted({e.device for e in events}))
     per_step, added = [0.0] * len(reader.estimates), 0.0
-    for name, seconds in found.claimed[KERNEL].items():
+    for name, seconds in found.by_cause[KERNEL].items():
         shares = reader.shares(name)
         for k, share in shares.items():
             per_step[k] += share * seconds
@@ -154,9 +154,9 @@ def measured_step(
         tuple(per_step),
         added,
         tuple(collective_times(compared, found)),
-        found.before,
-        found.between,
-        found.after,
+        found.idle_before,
+        found.idle_between,
+        found.idle_after,
         tuple(_spans(step, reader, compared, groups)),
     )
 
@@ -174,9 +174,9 @@ def collective_times(compared: ComparedProgram, found: StepAttribution) -> Itera
         shares = [(c.instruction, share_of(rows, fate.row, c.rows)) for c in seen]
         yield MeasuredCollective(
             fate.row,
-            math.fsum(found.sent[name] * share for name, share in shares),
-            math.fsum(found.claimed[SENDING][name] * share for name, share in shares),
-            math.fsum(found.claimed[WAITING][name] * share for name, share in shares),
+            math.fsum(found.collectives[name] * share for name, share in shares),
+            math.fsum(found.by_cause[SENDING][name] * share for name, share in shares),
+            math.fsum(found.by_cause[WAITING][name] * share for name, share in shares),
             sum(found.times[c.instruction] for c in seen),
             "; ".join(_remarks(fate, own, found)),
         )
@@ -185,9 +185,9 @@ def collective_times(compared: ComparedProgram, found: StepAttribution) -> Itera
             name = c.instruction
             yield MeasuredCollective(
                 "",
-                found.sent[name],
-                found.claimed[SENDING][name],
-                found.claimed[WAITING][name],
+                found.collectives[name],
+                found.by_cause[SENDING][name],
+                found.by_cause[WAITING][name],
                 found.times[name],
                 f"{name} ({c.kind}) is for no collective of the plan",
             )

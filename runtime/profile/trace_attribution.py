@@ -26,21 +26,21 @@ class StepAttribution:
     Arguments:
       seconds: of the step.
       devices: their number.
-      claimed: for kernels, for collectives, and for waiting for other devices: seconds per instruction.
-      sent: per collective, its own time, also beside kernels.
+      by_cause: for kernels, for collectives, and for waiting for other devices: seconds per instruction.
+      collectives: per collective, its own time, also beside kernels.
       times: per collective, how often a device executed it.
-      before, between, after: time in which a device ran nothing: before its first op, between, after the
-        last.
+      idle_before, idle_between, idle_after: time in which a device ran nothing: before its first op, between,
+        after the last.
     """
 
     seconds: float
     devices: int
-    claimed: tuple[ByInstruction, ByInstruction, ByInstruction] = field(default_factory=_three)
-    sent: ByInstruction = field(default_factory=lambda: defaultdict(float))
+    by_cause: tuple[ByInstruction, ByInstruction, ByInstruction] = field(default_factory=_three)
+    collectives: ByInstruction = field(default_factory=lambda: defaultdict(float))
     times: Counter[str] = field(default_factory=Counter)
-    before: float = 0.0
-    between: float = 0.0
-    after: float = 0.0
+    idle_before: float = 0.0
+    idle_between: float = 0.0
+    idle_after: float = 0.0
 
 
 def account(
@@ -69,7 +69,7 @@ def account(
         for e in by_device[device]:
             if e.instruction in groups:
                 found.times[e.instruction] += 1
-                found.sent[e.instruction] += max(0.0, e.end - arrived.get(e, e.start))
+                found.collectives[e.instruction] += max(0.0, e.end - arrived.get(e, e.start))
     return _mean(found)
 
 
@@ -124,13 +124,13 @@ def _divide(found: StepAttribution, step: TracedStep, intervals: Sequence[Interv
             if active is not None:
                 share = length / running[active].total()
                 for own, n in running[active].items():
-                    found.claimed[active][own] += share * n
+                    found.by_cause[active][own] += share * n
             elif at < first:
-                found.before += length
+                found.idle_before += length
             elif at >= last:
-                found.after += length
+                found.idle_after += length
             else:
-                found.between += length
+                found.idle_between += length
         at = now
         if sign:
             running[kind][name] += sign
@@ -141,9 +141,11 @@ def _divide(found: StepAttribution, step: TracedStep, intervals: Sequence[Interv
 def _mean(found: StepAttribution) -> StepAttribution:
     """Sums over devices as means."""
     n = max(found.devices, 1)
-    for seconds in (*found.claimed, found.sent):
+    for seconds in (*found.by_cause, found.collectives):
         for name in seconds:
             seconds[name] /= n
     found.times = Counter({name: round(times / n) for name, times in found.times.items()})
-    found.before, found.between, found.after = (x / n for x in (found.before, found.between, found.after))
+    found.idle_before, found.idle_between, found.idle_after = (
+        x / n for x in (found.idle_before, found.idle_between, found.idle_after)
+    )
     return found

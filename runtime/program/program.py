@@ -198,7 +198,7 @@ class Program(Compilation[P, R]):
 
         Exchanges inside loops are not counted.
         """
-        return tuple(c for b in self._built.values() if b.counting is not None for c in b.counting.read())
+        return tuple(c for b in self._built.values() if b.key_counts is not None for c in b.key_counts.read())
 
     @public
     def plan(self, *args: PyTree, **kwargs: PyTree) -> Plan:
@@ -208,9 +208,11 @@ class Program(Compilation[P, R]):
           SbpError: as a call does.
         """
         built = self._prepare(args, kwargs)[1]
-        if not built.moved:
+        if not built.moved_leaves:
             return built.plan
-        return replace(built.plan, notes=(*built.plan.notes, *(f"{m}: moved" for m in built.moved.values())))
+        return replace(
+            built.plan, notes=(*built.plan.notes, *(f"{m}: moved" for m in built.moved_leaves.values()))
+        )
 
     @public
     def source(self, *args: PyTree, **kwargs: PyTree) -> ProgramSource:

@@ -38,7 +38,7 @@ class Contents:
       plan: the plan.
       target: what XLA compiled for.
       title, summary: the first line, and the whole in one line.
-      compiled: what stands beside the plan, such as "compiled program".
+      heading: what stands beside the plan, such as "compiled program".
       figures: each with its name.
       numbers: headings of columns that are aligned to the right.
       remarks: headings with their lines.
@@ -48,7 +48,7 @@ class Contents:
     target: str
     title: str
     summary: str
-    compiled: str
+    heading: str
     figures: Sequence[tuple[str, str]]
     tables: Sequence[ReportTable]
     numbers: Collection[str]
@@ -88,7 +88,7 @@ def contents_page(c: Contents, timelines: Sequence[Timeline], beside: Sequence[M
       timelines: the schedules to draw; () for the plan's own.
       beside: the simulated step, beside the plan's estimates.
     """
-    tables = [PageTable(f"Compiled for {c.target}", [("", f"plan and {c.compiled}"), *c.figures])]
+    tables = [PageTable(f"Compiled for {c.target}", [("", f"plan and {c.heading}"), *c.figures])]
     tables += [PageTable(t.page_name, t.rows, c.numbers) for t in c.tables]
     tables += [PageTable(name, [(name,), *((line,) for line in lines)]) for name, lines in c.remarks]
     return plan_page(c.plan, tables=tables, timelines=timelines, beside=beside)

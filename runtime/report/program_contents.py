@@ -139,10 +139,10 @@ def meanwhile(report: ComparedProgram, c: CompiledCollective) -> str:
     """What kernels do while a collective is under way."""
     if not c.asynchronous:
         return "waits"
-    kernels = [report.origins[name] for name in c.during if name in report.origins]
+    kernels = [report.origins[name] for name in c.kernels_beside if name in report.origins]
     lines = list(dict.fromkeys(o.source or o.instruction for o in kernels))
     named = f": {', '.join(lines[:MEANWHILE])}{', ...' if len(lines) > MEANWHILE else ''}" if lines else ""
-    return f"{len(c.during)} kernel{'s' * (len(c.during) != 1)}{named}"
+    return f"{len(c.kernels_beside)} kernel{'s' * (len(c.kernels_beside) != 1)}{named}"
 
 
 def rows_text(rows: Sequence[str]) -> str:

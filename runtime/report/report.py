@@ -36,9 +36,9 @@ def simulated_step(report: ComparedProgram) -> MeasuredStep | None:
     if simulation is None:
         return None
     found = StepAttribution(simulation.seconds, 1)
-    found.sent = defaultdict(float, {c.instruction: c.seconds or 0.0 for c in report.collectives})
+    found.collectives = defaultdict(float, {c.instruction: c.seconds or 0.0 for c in report.collectives})
     exposed = {c.instruction: c.exposed_seconds or 0.0 for c in report.collectives}
-    found.claimed[SENDING].update(exposed)
+    found.by_cause[SENDING].update(exposed)
     found.times = Counter({c.instruction: c.count for c in report.collectives if not c.conditional})
     rest = simulation.seconds - simulation.kernel_seconds - math.fsum(exposed.values())
     return MeasuredStep(

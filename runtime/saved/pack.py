@@ -36,13 +36,13 @@ LOCK = type(threading.RLock())
 LEFT_OUT: Mapping[type, Mapping[str, Any]] = {
     Physical: {"steps": (), "traffic": {}},
     Piece: {"steps": ()},
-    Stages: {"asked": ()},
-    Executables: {"cache": None, "known": {}, "used": {}},
+    Stages: {"requests": ()},
+    Executables: {"cache": None, "by_text": {}, "keys": {}},
     CompiledProgram: {
         "request": None,
         "cache": None,
         "loaded": True,
-        "settled": [],
+        "settled_layouts": [],
         "alike": HostInputCheck(),
     },
     CompiledPipeline: {"cache": None, "has_run": False, "alike": HostInputCheck()},

@@ -104,7 +104,7 @@ def _of_whole(built: CompiledProgram) -> tuple[CompiledProgram, Programs]:
     assert physical is not None
     mesh = physical.placement.mesh
     structs = [*built.ends[0], *(struct(c.shape, c.dtype, sharding=c.sharding) for c in consts)]
-    lowered = built.jit(mesh, built.counting, checked=True).lower(*structs)
+    lowered = built.jit(mesh, built.key_counts, checked=True).lower(*structs)
     if CALLBACK in lowered.as_text():
         raise ExecutableError(_calls_host(built.plan.name))
     devices = list(mesh.devices.flat)
@@ -126,10 +126,10 @@ def _of_pipeline(built: CompiledPipeline) -> Programs:
     names: dict[int, tuple[str, tuple[int, ...]]] = {}
     serial: dict[str, SerialProgram] = {}
     for program, devices in _used(executor):
-        key = executor.executables.used.get(id(program))
+        key = executor.executables.keys.get(id(program))
         if key is None:  # of another process
             continue
-        compiled = executor.executables.known[key]
+        compiled = executor.executables.by_text[key]
         if compiled.calls_host:
             raise ExecutableError(_calls_host(built.plan.name))
         serial[key] = _must(compiled.serial, built.plan.name)
@@ -142,7 +142,7 @@ def _used(executor: PipelineExecutor) -> Iterator[tuple[Executable, list[JaxDevi
     for stage in executor.executors:
         devices = list(stage.slots.mesh.devices.flat)
         yield from ((run.run, devices) for run in stage.runnables.values())
-    for transfer in executor.engine.known.values():
+    for transfer in executor.engine.transfers.values():
         yield from transfer.programs
 
 

@@ -27,7 +27,7 @@ class RankedPlan:
       placement: the devices in this hierarchy; with stages, these lie along the first axis.
       stages: how many the model was cut into; 0 for a model in one piece.
       microbatches: of a search over their numbers; 0 for the function as it is.
-      kept: the share of what scans over checkpointed layers could keep that they do keep.
+      scan_kept: the share of what scans over checkpointed layers could keep that they do keep.
       plan: None where there is none.
       words: what the plan does, axis by axis.
       trouble: why there is no plan, or what is wrong with it; "" of one that can be used.
@@ -36,7 +36,7 @@ class RankedPlan:
     placement: Placement
     stages: int = 0
     microbatches: int = 0
-    kept: float = 0.0
+    scan_kept: float = 0.0
     plan: Plan | None = None
     words: str = ""
     trouble: str = ""
@@ -52,7 +52,7 @@ class RankedPlan:
         parts = [
             f"{n} {of}" for n, of in ((self.stages, "stages"), (self.microbatches, "micro-batches")) if n
         ]
-        parts += [f"{self.kept:.0%} kept"] if self.kept else []
+        parts += [f"{self.scan_kept:.0%} kept"] if self.scan_kept else []
         return f"{self.shape} ({', '.join(parts)})" if parts else self.shape
 
     @property
@@ -170,7 +170,7 @@ def _cells(row: RankedPlan) -> Sequence[str]:
         row.shape,
         str(row.stages or ""),
         str(row.microbatches or ""),
-        f"{row.kept:.0%}" if row.kept else "",
+        f"{row.scan_kept:.0%}" if row.scan_kept else "",
         seconds_text(row.seconds),
         bytes_text(row.plan.memory_bytes),
         bytes_text(row.plan.wire_bytes),

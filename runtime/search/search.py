@@ -43,9 +43,9 @@ class PlanSearch:
       axes: of a hierarchy, at the most.
       stages: numbers of stages to cut a function with micro-batches into.
       microbatches: numbers of micro-batches; () for the function as it is.
-      kept: shares of what scans over checkpointed layers could keep.
+      residual_shares: shares of what scans over checkpointed layers could keep.
       seconds: after so many no other plan is begun.
-      said: is told what is being planned.
+      report: is told what is being planned.
     """
 
     fn: Callable[..., PyTree]
@@ -59,9 +59,9 @@ class PlanSearch:
     axes: int
     stages: tuple[int, ...]
     microbatches: tuple[int, ...]
-    kept: tuple[float, ...]
+    residual_shares: tuple[float, ...]
     seconds: float
-    said: Callable[[str], None]
+    report: Callable[[str], None]
 
     @property
     def hardware(self) -> Hardware:
@@ -85,7 +85,7 @@ class PlanSearch:
 
     def _read(self, microbatches: int, args: Sequence[PyTree], kwargs: dict[str, PyTree]) -> TracedCall:
         """The function traced, once for all hierarchies."""
-        self.said("tracing")
+        self.report("tracing")
         fn = self.fn(microbatches) if microbatches else self.fn
         return compile(
             fn,
@@ -167,16 +167,20 @@ class _Run:
                 taken = f"{self.asked.seconds:.0f} s of the search were over"
                 self.rows.append(replace(row, trouble=taken))
                 continue
-            self.asked.said(f"planning {row}, {i} of {len(shapes)}")
+            self.asked.report(f"planning {row}, {i} of {len(shapes)}")
             self.plan_kept(traced_call, row)
 
     def plan_kept(self, traced_call: TracedCall, row: RankedPlan) -> None:
         """Plans a hierarchy, with scans that keep more and more while that fits and helps."""
         least = math.inf
-        for share in self.asked.kept if computes_twice(traced_call.traced.graph) else self.asked.kept[:1]:
+        for share in (
+            self.asked.residual_shares
+            if computes_twice(traced_call.traced.graph)
+            else self.asked.residual_shares[:1]
+        ):
             if math.isfinite(least) and self.over:
                 return
-            found = self.plan_row(traced_call, replace(row, kept=share))
+            found = self.plan_row(traced_call, replace(row, scan_kept=share))
             self.rows.append(found)
             if not found.usable or found.seconds >= least:
                 return
@@ -187,7 +191,7 @@ class _Run:
         asked = self.asked
         in_sbp = for_placement(asked.in_sbp, row.placement)
         try:
-            options = self.options(row.stages, row.kept)
+            options = self.options(row.stages, row.scan_kept)
             plan = build(traced_call, row.placement, in_sbp, asked.out_sbp, options, False).plan
         except SbpError as e:
             return replace(row, trouble="; ".join(dict.fromkeys(map(_reason, e.problems[:2]))))
@@ -296,9 +300,9 @@ def search(
         axes=axes,
         stages=asked[0],
         microbatches=asked[1],
-        kept=shares,
+        residual_shares=shares,
         seconds=seconds,
-        said=said,
+        report=said,
     )
 
 

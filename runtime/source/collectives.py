@@ -77,12 +77,12 @@ def _barrier(o: Operands) -> Text:
 def _named_call(o: Operands) -> Text:
     call: NamedCall = o.params["call"]
     if not call.ops:
-        rest = "".join(f", {literal(v, '', o.given)}" for _, v in call.args)
+        rest = "".join(f", {literal(v, '', o.objects)}" for _, v in call.args)
         return Text(f"{call.function}({o.args()}{rest})")
     if len(call.ops) > 1:
         return Text(f"sbp.shards.run_together({', '.join(_shards_ops(o, call))})")
     ((name, ctx),) = call.ops
-    params = "".join(f", {k}={literal(v, f'{name}_{k}', o.given)}" for k, v in ctx.params.items())
+    params = "".join(f", {k}={literal(v, f'{name}_{k}', o.objects)}" for k, v in ctx.params.items())
     only = "[0]" if ctx.primitive.multiple_results and len(o.eqn.outs) == 1 else ""
     operands = o.args()
     given = f'"{name}", {operands}{", " if operands else ""}'
@@ -94,7 +94,7 @@ def _shards_ops(o: Operands, call: NamedCall) -> Iterator[str]:
     first = 0
     for name, ctx in call.ops:
         operands = ", ".join(o.arg(i) for i in range(first, first + len(ctx.operands)))
-        params = ", ".join(f'"{k}": {literal(v, f"{name}_{k}", o.given)}' for k, v in ctx.params.items())
+        params = ", ".join(f'"{k}": {literal(v, f"{name}_{k}", o.objects)}' for k, v in ctx.params.items())
         yield f'sbp.shards.ShardsOp("{name}", [{operands}], {_lying(ctx)}, params={{{params}}})'
         first += len(ctx.operands)
 

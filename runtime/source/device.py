@@ -48,7 +48,7 @@ class DeviceProgram:
     def block(self) -> tuple[Block, BlockBuilder]:
         """Its equations."""
         build = BlockBuilder(annotated=self.annotated, scoped=self.scoped)
-        entering = [None if x is None else build.constant(x) for x in self.traced.entering]
+        entering = [None if x is None else build.constant(x) for x in self.traced.closed_arrays]
         if not self.numbered:
             return build.block(self.traced.jaxpr, entering, self.traced.consts), build
         number = build.var(self.traced.jaxpr.invars[0].aval)
@@ -71,12 +71,12 @@ class DeviceWriter:
     """Writes programs of one device.
 
     Arguments:
-      given: takes what cannot be written.
-      taken: names of the module that are in use.
+      objects: takes what cannot be written.
+      names: names of the module that are in use.
     """
 
-    given: GivenThings
-    taken: set[str]
+    objects: GivenThings
+    names: set[str]
 
     def functions(
         self,
@@ -106,11 +106,11 @@ class DeviceWriter:
             source = hints.source(eqn.step)
             return source.file, source.line, hints.phase(eqn.step), eqn.scope
 
-        writer = Writer(self.given, keeps, place, lambda v: v.id in build.steps, numbers)
+        writer = Writer(self.objects, keeps, place, lambda v: v.id in build.steps, numbers)
         writer.texts.update({v: self._constant(v, x) for v, x in build.constants.items()})
         lines, results = writer.block(block)
         names = NameHints(hints)
-        names.wanted.update(zip((v.id for v in block.inputs), program.arguments, strict=True))
+        names.names.update(zip((v.id for v in block.inputs), program.arguments, strict=True))
         names.learn([*lines, *writer.picks.values()])
         fold = Fold(
             numbers,
@@ -121,17 +121,17 @@ class DeviceWriter:
         )
         result = f"({results[0]},)" if len(results) == 1 else ", ".join(results)
         main, result = without_copies(fold.lines(lines, ids_in(result)), result)
-        called = _unique([f.wanted for f in fold.functions], self.taken | {name, *_KNOWN})
-        self.taken |= set(called)
+        called = _unique([f.wanted_name for f in fold.functions], self.names | {name, *_KNOWN})
+        self.names |= set(called)
         by_id = dict(zip((f.id for f in fold.functions), called, strict=True))
         printer = Printer(names, rows, by_id)
         parts: list[str] = []
         for f, title in zip(fold.functions, called, strict=True):
-            wanted = dict(names.wanted)
+            wanted = dict(names.names)
             names.forget_layers(f)
             said = f'"""Called {f.calls} times, with the tensors of each."""'
             parts += ["", "", *printer.function(title, f.params, f.lines, f.results, [said])]
-            names.wanted = wanted
+            names.names = wanted
         params = [] if empty else [(v,) for v in block.inputs]
         main = [*(_made(v) for v in block.inputs), *main] if empty else main
         said = f'"""{doc}"""'
@@ -139,8 +139,8 @@ class DeviceWriter:
 
     def _constant(self, v: Var, value: Any) -> Text:
         if v.shape and not core.is_key(v.dtype) and value.size <= _SHORT:
-            return Text(literal(value, "constant", self.given).replace("np.array", "jnp.array"))
-        return Text(f"jnp.asarray({self.given.name(value, 'constant')})")
+            return Text(literal(value, "constant", self.objects).replace("np.array", "jnp.array"))
+        return Text(f"jnp.asarray({self.objects.name(value, 'constant')})")
 
 
 def _made(v: Var) -> CodeLine:

@@ -27,10 +27,10 @@ class Peephole:
     """Looks at equations one by one, as they are made.
 
     Arguments:
-      reshaped: what arrays are a reshape of.
+      reshape_of: what arrays are a reshape of.
     """
 
-    reshaped: dict[Var, Term] = field(default_factory=dict)
+    reshape_of: dict[Var, Term] = field(default_factory=dict)
 
     def simpler(self, eqn: Eqn) -> Eqn | Term:
         """The equation, a simpler one, or what it gives if that is there already.
@@ -51,12 +51,12 @@ class Peephole:
     def _spread(self, eqn: Eqn, x: Var) -> Eqn | Term:
         """What is spread over dims of size 1 that a reshape has taken away."""
         (out,) = eqn.outs
-        first, dims = self.reshaped.get(x, x), tuple(eqn.params["broadcast_dimensions"])
+        first, dims = self.reshape_of.get(x, x), tuple(eqn.params["broadcast_dimensions"])
         kept = [1] * len(out.shape)
         for d, size in zip(dims, x.shape, strict=True):
             kept[d] = size
         if math.prod(x.shape) == math.prod(out.shape):
-            self.reshaped[out] = first
+            self.reshape_of[out] = first
         if first is x or first.shape != tuple(kept):
             return eqn
         if first.shape == out.shape:
@@ -67,10 +67,10 @@ class Peephole:
     def _reshape(self, eqn: Eqn, x: Term) -> Eqn | Term:
         """A reshape, of what the operand is a reshape of."""
         (out,) = eqn.outs
-        first = self.reshaped.get(x, x) if isinstance(x, Var) else x
+        first = self.reshape_of.get(x, x) if isinstance(x, Var) else x
         if first.shape == out.shape:
             return first
-        self.reshaped[out] = first
+        self.reshape_of[out] = first
         return replace(eqn, ins=(first,))
 
 

@@ -71,7 +71,7 @@ class Function:
 
     Arguments:
       id: what stands for its name.
-      wanted: its name, if that is free.
+      wanted_name: its name, if that is free.
       params: one per argument: a value, or the values that it is taken apart into.
       results: the expression that it returns.
       calls: how often it is called, if it stands for several equal parts.
@@ -79,7 +79,7 @@ class Function:
     """
 
     id: int
-    wanted: str
+    wanted_name: str
     params: tuple[tuple[Var, ...], ...]
     lines: tuple[CodeLine, ...]
     results: str
@@ -107,7 +107,7 @@ class Writer:
     """Writes blocks as lines.
 
     Arguments:
-      given: takes what cannot be written.
+      objects: takes what cannot be written.
       keeps: says of an equation that ends its step, and of the one that uses it, whether it has a name of
         the user's, other than that.
       place: the user's line of an equation.
@@ -116,13 +116,13 @@ class Writer:
       picks: parts of values that are written inside other expressions, by what is written.
     """
 
-    given: GivenThings
+    objects: GivenThings
     keeps: Callable[[Eqn, Eqn], bool]
     place: Callable[[Eqn], Hashable]
     own: Callable[[Var], bool]
     fresh: Iterator[int]
     texts: dict[Var, Text] = field(default_factory=dict)
-    made: dict[Var, Eqn] = field(default_factory=dict)
+    equations: dict[Var, Eqn] = field(default_factory=dict)
     picks: dict[str, CodeLine] = field(default_factory=dict)
 
     def block(self, block: Block) -> tuple[list[CodeLine], list[str]]:
@@ -134,7 +134,7 @@ class Writer:
         consumer = {v: e for e in block.eqns for v in e.ins if isinstance(v, Var)}
         last = {e.step: e for e in block.eqns}
         for eqn in block.eqns:
-            self.made.update(dict.fromkeys(eqn.outs, eqn))
+            self.equations.update(dict.fromkeys(eqn.outs, eqn))
             ends = last[eqn.step] is eqn
             if eqn.name in LOOPS:
                 lines.append(self._loop(eqn, ends))
@@ -159,7 +159,7 @@ class Writer:
 
     def read(self, x: Term) -> str:
         """An operand of its very shape and type."""
-        return Operands(_nothing(x), [self.text(x)], self.given).arg(0)
+        return Operands(_nothing(x), [self.text(x)], self.objects).arg(0)
 
     def text(self, x: Term) -> Text:
         """What is written for an operand."""
@@ -168,7 +168,7 @@ class Writer:
         return self.texts.get(x, Text(marker(x.id)))
 
     def _spelled(self, eqn: Eqn) -> Text:
-        operands = Operands(eqn, [self.text(x) for x in eqn.ins], self.given)
+        operands = Operands(eqn, [self.text(x) for x in eqn.ins], self.objects)
         spelling = _SPELLINGS.get(eqn.name)
         return (spelling(operands) if spelling is not None else None) or primitive_text(operands)
 
@@ -177,7 +177,7 @@ class Writer:
         assert isinstance(x, Var)
         code = self.read(x)
         del self.texts[x]
-        return CodeLine((x,), code, self.made[x])
+        return CodeLine((x,), code, self.equations[x])
 
     def _inline(self, eqn: Eqn, text: Text, uses: int, consumer: Mapping[Var, Eqn], ends: bool) -> bool:
         """Whether an expression is put into the one that uses it."""
@@ -219,13 +219,13 @@ class Writer:
         return Function(next(self.fresh), wanted, tuple(map(tuple, params)), tuple(lines), shown)
 
     def _scan(self, eqn: Eqn, ends: bool) -> CodeLine:
-        (body,), n = eqn.blocks, eqn.carried
+        (body,), n = eqn.blocks, eqn.operand_count
         function = self._function("body", (body.inputs[:n], body.inputs[n:]), body, n)
         given = [self.read(x) for x in eqn.ins]
         p = eqn.params
         extra = f", length={p['length']}" + (", reverse=True" if p["reverse"] else "")
         if p.get("unroll", 1) not in (1, False):
-            extra += f", unroll={literal(p['unroll'], 'unroll', self.given)}"
+            extra += f", unroll={literal(p['unroll'], 'unroll', self.objects)}"
         xs = group_text(given[n:]) if given[n:] else "None"
         code = f"lax.scan({marker(function.id)}, {group_text(given[:n])}, {xs}{extra})"
         return CodeLine(eqn.outs, code, eqn, (function,), ends)
@@ -243,7 +243,7 @@ class Writer:
         branches = [self._function(f"branch_{k}", (), block) for k, block in enumerate(eqn.blocks)]
         names = [marker(f.id) for f in branches]
         index = eqn.ins[0]
-        made = self.made.get(index) if isinstance(index, Var) else None
+        made = self.equations.get(index) if isinstance(index, Var) else None
         if made is not None and len(names) == 2 and made.name == "convert_element_type":
             asked = made.ins[0]
             if asked.dtype == np.bool_ and index in self.texts:

@@ -42,7 +42,7 @@ class SourceModule:
     plan: PlanData
     physical: Physical
     takes: Evaluator
-    given: GivenThings = field(default_factory=GivenThings)
+    objects: GivenThings = field(default_factory=GivenThings)
 
     def source(self) -> ProgramSource:
         """The module, and what it must be given."""
@@ -52,12 +52,12 @@ class SourceModule:
         # A program is not given what has no elements.
         empty = bool(inputs) and all(0 in v.shape for v in inputs)
         rows = {c.name: c for c in self.plan.collectives if c.name}
-        writer = DeviceWriter(self.given, {name, f"{name}_on_device"})
+        writer = DeviceWriter(self.objects, {name, f"{name}_on_device"})
         doc = "What one device does: its shards of the arguments in, its shards of the results out."
         parts = writer.functions(program, f"{name}_on_device", rows, doc, empty=empty)
         body = "\n".join([*self._specs(program.arguments), *parts, "", "", *self._entry(name, empty)])
         text = head(self._claim(), body) + body + "\n"
-        return ProgramSource(name, text, dict(self.given.things), self.physical.graph.consts)
+        return ProgramSource(name, text, dict(self.objects.things), self.physical.graph.consts)
 
     def _specs(self, arguments: Sequence[str]) -> list[str]:
         """The mesh, and how arguments arrive and results leave."""

@@ -306,10 +306,10 @@ class Unique:
     """Hands out names that differ.
 
     Arguments:
-      taken: names that are in use.
+      names: names that are in use.
     """
 
-    taken: set[str]
+    names: set[str]
 
     @classmethod
     def from_taken(cls, names: Iterable[str]) -> Unique:
@@ -319,8 +319,8 @@ class Unique:
     def name(self, wanted: str) -> str:
         """The name, or the first free one that has a number behind it."""
         found, k = wanted, 1
-        while found in self.taken:
+        while found in self.names:
             k += 1
             found = f"{wanted}_{k}"
-        self.taken.add(found)
+        self.names.add(found)
         return found

@@ -17,12 +17,12 @@ class Operands:
 
     Arguments:
       texts: of its operands.
-      given: takes what cannot be written.
+      objects: takes what cannot be written.
     """
 
     eqn: Eqn
     texts: Sequence[Text]
-    given: GivenThings
+    objects: GivenThings
 
     @property
     def params(self) -> Mapping[str, Any]:
@@ -86,7 +86,7 @@ class Operands:
 
     def literal(self, key: str) -> str:
         """A parameter as Python."""
-        return literal(self.params[key], f"{self.eqn.name}_{key}", self.given)
+        return literal(self.params[key], f"{self.eqn.name}_{key}", self.objects)
 
     def keywords(self, *keys: str) -> str:
         """Parameters as keywords, behind a comma; those that are None are left out."""
@@ -104,7 +104,7 @@ def primitive_text(o: Operands) -> Text:
         call = _handed(o.eqn)
         name = o.eqn.params.get("name") or o.eqn.params.get("target_name") or o.eqn.name
         only = "[0]" if o.eqn.primitive.multiple_results and len(o.eqn.outs) == 1 else ""
-        return Text(f"{o.given.name(call, str(name))}({o.args()}){only}")
+        return Text(f"{o.objects.name(call, str(name))}({o.args()}){only}")
     # What a batch says of an exchange is nothing to an op that has none.
     params = "".join(f", {k}={o.literal(k)}" for k in o.params if k != "samples")
     operands = o.args()

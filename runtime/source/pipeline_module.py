@@ -49,7 +49,7 @@ def write_staged(plan: PlanData, whole: bool = True) -> ProgramSource:
         why = "the weights of all layers are one argument, which belongs to no single stage"
         fix = "plan.stages[0].source(), and print(plan.schedule)"
         raise ArgumentError(Problem("argument", "Plan.source", got, legal, why, fix))
-    return StagedModule(plan, plan.apart).source()
+    return StagedModule(plan, plan.program_stages).source()
 
 
 @dataclass
@@ -58,7 +58,7 @@ class StagedModule:
 
     plan: PlanData
     stages: Stages
-    given: GivenThings = field(default_factory=GivenThings)
+    objects: GivenThings = field(default_factory=GivenThings)
 
     @cached_property
     def is_backward_one(self) -> bool:
@@ -93,7 +93,7 @@ class StagedModule:
         """The module, and what it must be given."""
         name = identifier(self.plan.name)
         own = {self.function(p, piece) for p in self.places for piece in p.cut.pieces}
-        writer = DeviceWriter(self.given, {name, *own, *loop_text.NAMES})
+        writer = DeviceWriter(self.objects, {name, *own, *loop_text.NAMES})
         parts = [*self._meshes(), "", *self._lies()]
         for place in self.places:
             for piece in in_order(place.cut):
@@ -104,7 +104,7 @@ class StagedModule:
         parts += ["", *loop_text.run_functions(scheduled), "", "", *loop_text.entry(name, scheduled)]
         body = "\n".join(parts)
         text = head(self._claim(), body) + body + "\n"
-        return ProgramSource(name, text, dict(self.given.things), tuple(self._constants))
+        return ProgramSource(name, text, dict(self.objects.things), tuple(self._constants))
 
     def _meshes(self) -> Iterator[str]:
         """The devices of every placement."""
@@ -119,7 +119,7 @@ class StagedModule:
         yield "LIES = ("
         for place in self.places:
             yield f"    {{  # on placement {place.number}"
-            ends = {*place.cut.arguments, *place.cut.closed, *place.cut.results}
+            ends = {*place.cut.arguments, *place.cut.closure, *place.cut.results}
             groups: dict[str, list[str]] = {}
             for slot in place.names if len(ends) > _MANY else ():
                 if slot in ends and slot.value >= 0:
@@ -183,16 +183,16 @@ class StagedModule:
         receivers: dict[str, list[tuple[str, str]]] = {}
         fetched = []
         for place in self.places:
-            for v, slot in place.cut.fed.items():
-                source = next(p for p in self.places if v in p.cut.passed)
-                out = source.cut.passed[v]
+            for v, slot in place.cut.micro_receives.items():
+                source = next(p for p in self.places if v in p.cut.micro_sends)
+                out = source.cut.micro_sends[v]
                 piece = next(x for x in source.cut.pieces if any(w.slot == out for w in x.writes))
                 one = f'("{source.names[out]}", {place.number}, "{place.names[slot]}")'
                 label = self.label(source, piece)
                 receivers.setdefault(label, []).append((one, self._way(v, source, place)))
-            for v, slot in place.cut.received.items():
-                source = next(p for p in self.places if v in p.cut.sent)
-                one = f'({source.number}, "{source.names[source.cut.sent[v]]}")'
+            for v, slot in place.cut.receives.items():
+                source = next(p for p in self.places if v in p.cut.sends)
+                one = f'({source.number}, "{source.names[source.cut.sends[v]]}")'
                 fetched.append((f'({place.number}, "{place.names[slot]}"): ', one))
         yield loop_text.SENDS
         yield "SENDS = {" if receivers else "SENDS = {}"
@@ -230,7 +230,7 @@ class StagedModule:
         for p in self.places:
             for i, slot in (
                 *zip(p.cut.subgraph.arguments, p.cut.arguments, strict=True),
-                *zip(p.cut.subgraph.closed, p.cut.closed, strict=True),
+                *zip(p.cut.subgraph.closure, p.cut.closure, strict=True),
             ):
                 goes[i].append(f'({p.number}, "{p.names[slot]}")')
             for i, slot in zip(p.cut.subgraph.results, p.cut.results, strict=True):

@@ -47,8 +47,8 @@ def _broadcast(o: Operands) -> Text | None:
     for k, d in enumerate(dims):
         placed[d] = own[k]
     inner = o.texts[0]
-    if inner.kept and tuple(d for d in range(len(shape)) if d not in dims) == inner.axes:
-        return Text(inner.kept, shape=tuple(placed))
+    if inner.with_kept_dims and tuple(d for d in range(len(shape)) if d not in dims) == inner.axes:
+        return Text(inner.with_kept_dims, shape=tuple(placed))
     index = [":" if d in dims else "None" for d in range(first, len(shape))]
     return Text(f"{text.within(ATOM)}[{', '.join(index)}]", shape=tuple(placed[first:]))
 
@@ -67,8 +67,8 @@ def _reshape(o: Operands) -> Text | None:
     if o.params.get("dimensions") is not None or len(o.texts) != 1:
         return None
     shape, inner = o.eqn.outs[0].shape, o.texts[0]
-    if inner.kept and shape == _kept_shape(o.eqn.ins[0], inner.axes):
-        return Text(inner.kept)
+    if inner.with_kept_dims and shape == _kept_shape(o.eqn.ins[0], inner.axes):
+        return Text(inner.with_kept_dims)
     sizes = ", ".join(map(str, shape))
     if isinstance(o.eqn.ins[0], Lit):
         return Text(_full(o.eqn.ins[0], o.eqn.outs[0].shape))
@@ -160,9 +160,9 @@ def _reduction(o: Operands) -> Text:
 def _method(o: Operands, how: str, axes: tuple[int, ...]) -> Text:
     x = o.exact(0).within(ATOM)
     if axes == tuple(range(len(o.shape()))):
-        return Text(f"{x}.{how}()", kept=f"{x}.{how}(keepdims=True)", axes=axes)
+        return Text(f"{x}.{how}()", with_kept_dims=f"{x}.{how}(keepdims=True)", axes=axes)
     axis = str(axes[0]) if len(axes) == 1 else str(axes)
-    return Text(f"{x}.{how}({axis})", kept=f"{x}.{how}({axis}, keepdims=True)", axes=axes)
+    return Text(f"{x}.{how}({axis})", with_kept_dims=f"{x}.{how}({axis}, keepdims=True)", axes=axes)
 
 
 def _logical(o: Operands) -> Text:

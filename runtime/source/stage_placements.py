@@ -75,8 +75,8 @@ class StageNames:
         paths = self.stages.traced.in_paths
         short = short_names([*paths, *(f"constant_{k}" for k in range(len(self._constants)))])
         wanted = {s: short[i] for i, s in zip(cut.subgraph.arguments, cut.arguments, strict=True)}
-        wanted |= {s: short[i] for i, s in zip(cut.subgraph.closed, cut.closed, strict=True)}
-        for some in (cut.received, cut.sent, cut.fed, cut.passed):
+        wanted |= {s: short[i] for i, s in zip(cut.subgraph.closure, cut.closure, strict=True)}
+        for some in (cut.receives, cut.sends, cut.micro_receives, cut.micro_sends):
             wanted |= {slot: self._sent[v] for v, slot in some.items() if slot not in wanted}
         wanted |= {slot: name for slot, name in _sums(cut, hints).items() if slot not in wanted}
         slots = [*wanted, *cut.results]
@@ -84,7 +84,7 @@ class StageNames:
             slots += [*(r.slot for r in piece.reads), *(w.slot for w in piece.writes)]
         known = {s for piece in cut.pieces for s in (*_slots(piece),)} | {
             *cut.arguments,
-            *cut.closed,
+            *cut.closure,
             *cut.results,
         }
         unique = Unique.from_taken(["microbatch"])
@@ -105,7 +105,7 @@ class StageNames:
         inside = [(w.value, w.source, w.target) for w in ways(self.stages, cuts) if w.inside]
         back = {v for v, _, _ in inside if v in makers and phases.get(makers[v].id) == "backward"}
         for c in cuts:
-            found.update({v: hints.name_of(v) for v in (*c.sent, *c.passed)})
+            found.update({v: hints.name_of(v) for v in (*c.sends, *c.micro_sends)})
         for v, p, q in inside:
             there = {w for w, *way in inside if way == [q, p] and w not in back}
             of = {found[w] for w in there if _kind(labels.graph, w) == _kind(labels.graph, v)}
@@ -129,7 +129,7 @@ def _sums(cut: Cut, hints: Hints) -> dict[Slot, str]:
     out: dict[Slot, str] = {}
     if loop is None:
         return out
-    for port, nd in zip(ports(loop.node), loop.inside, strict=True):
+    for port, nd in zip(ports(loop.node), loop.inner_signatures, strict=True):
         if port.operand is not None and port.result is not None:
             name = hints.value(loop.node.outputs[port.result])
             out[Slot(SlotKind.CARRY, port.enters[0], nd)] = f"sum_of_{name}" if name else "running_sum"

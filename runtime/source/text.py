@@ -32,7 +32,7 @@ class Text:
       code: Python, in which `«7»` stands for the name of value 7.
       binds: how tightly its outermost operator binds.
       shape: of what it gives, if that is not the value's own: what NumPy's broadcasting makes it.
-      kept: of a reduction, the same with its dims kept at size 1.
+      with_kept_dims: of a reduction, the same with its dims kept at size 1.
       axes: those dims.
       index: of what is cut out of an array, the array and the index of each dim.
       exactly: the same of the value's very shape, if `code` leaves that to NumPy's broadcasting.
@@ -43,7 +43,7 @@ class Text:
     code: str
     binds: int = ATOM
     shape: tuple[int, ...] | None = None
-    kept: str = ""
+    with_kept_dims: str = ""
     axes: tuple[int, ...] = ()
     index: tuple[str, tuple[str, ...]] = ("", ())
     exactly: str = ""

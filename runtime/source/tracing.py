@@ -54,13 +54,13 @@ class TracedDevice:
 
     Arguments:
       jaxpr: of its shards.
-      entering: per input, the array of the program that it is; None for an argument.
+      closed_arrays: per input, the array of the program that it is; None for an argument.
       consts: arrays that stand in it, for its constvars.
       steps: of the plan, in the order in which they were traced: `step_of` gives the position.
     """
 
     jaxpr: core.Jaxpr
-    entering: Sequence[Any]
+    closed_arrays: Sequence[Any]
     consts: Sequence[Any]
     steps: Sequence[tuple[Step, ...]]
 
@@ -79,17 +79,17 @@ class SourceDevice(Device):
     """Executes steps as `Device` does; bodies that talk or are long become calls by name.
 
     Arguments:
-      seen: takes the steps that are traced.
+      steps: takes the steps that are traced.
     """
 
-    seen: list[tuple[Step, ...]] = field(default_factory=list)
+    steps: list[tuple[Step, ...]] = field(default_factory=list)
 
     def mark(self, *steps: Step) -> AbstractContextManager[None]:
         """The user's line, the rows of the plan, and the number of the step."""
-        self.seen.append(steps)
+        self.steps.append(steps)
         source = steps[0].source if isinstance(steps[0], Box) else steps[0].node.source
         rows = scope_of_rows([row for s in steps for row in s.rows])
-        scope = f"sbp.step{len(self.seen) - 1}"
+        scope = f"sbp.step{len(self.steps) - 1}"
         return core.source_context(source.info, f"{rows}/{scope}" if rows else scope)
 
     def move_tensor(self, x: jax.Array, step: Box) -> jax.Array:
@@ -170,7 +170,7 @@ def trace_device(physical: Physical, takes: Evaluator | None) -> TracedDevice:
     graph, placement = physical.graph, physical.placement
     seen: list[tuple[Step, ...]] = []
     sections = () if takes is None or takes.sections is None else takes.sections.sections
-    on_device = device_function(physical, None, sections, made=partial(SourceDevice, seen=seen))
+    on_device = device_function(physical, None, sections, made=partial(SourceDevice, steps=seen))
     specs = [
         [to_partition_spec(nd, len(shape), placement) for shape, nd in pairs] for pairs in boundary(physical)
     ]
@@ -191,7 +191,7 @@ def trace_piece(held: SlotLayout, piece: Piece, microbatches: int) -> TracedDevi
     seen: list[tuple[Step, ...]] = []
     reads = [r.slot for r in arrays_read(piece, microbatches)]
     mapped = jax.shard_map(
-        piece_function(held, piece, microbatches, made=partial(SourceDevice, seen=seen)),
+        piece_function(held, piece, microbatches, made=partial(SourceDevice, steps=seen)),
         mesh=placement.abstract_mesh,
         in_specs=(partition_spec(), *map(held.spec, reads)),
         out_specs=tuple(held.spec(w.slot) for w in piece.writes),

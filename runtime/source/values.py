@@ -52,7 +52,7 @@ class Eqn:
     Arguments:
       step: the position of its step of the plan; -1 for none.
       blocks: of a loop or a branch.
-      carried: of a scan, how many operands; the rest is scanned.
+      operand_count: of a scan, how many operands; the rest is scanned.
       scope: the names around it, where they are kept: of stages, micro-batches and derivatives.
     """
 
@@ -62,7 +62,7 @@ class Eqn:
     outs: tuple[Var, ...]
     step: int
     blocks: tuple[Block, ...] = ()
-    carried: int = 0
+    operand_count: int = 0
     scope: str = ""
 
     @property

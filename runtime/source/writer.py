@@ -23,11 +23,11 @@ class NameHints:
 
     Arguments:
       hints: of the program.
-      wanted: names that values would like.
+      names: names that values would like.
     """
 
     hints: Hints
-    wanted: dict[int, str] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
 
     def learn(self, lines: Iterable[CodeLine]) -> None:
         """Takes the wishes of lines, those of functions inside included."""
@@ -42,36 +42,36 @@ class NameHints:
     def forget_layers(self, f: Function) -> None:
         """Inside a function of equal parts no name says which of them it is."""
         for ids in zip(*f.alike, strict=True):
-            self.wanted[ids[0]] = common_name([self.wanted.get(i, "value") for i in ids])
+            self.names[ids[0]] = common_name([self.names.get(i, "value") for i in ids])
 
     def _parameters(self, f: Function, line: CodeLine) -> None:
         assert line.eqn is not None
         inputs = [v for group in f.params for v in group]
         for v, x in zip(inputs, line.eqn.ins, strict=False):
-            outer = self.wanted.get(x.id, "") if isinstance(x, Var) else ""
-            self.wanted[v.id] = outer or "state"
+            outer = self.names.get(x.id, "") if isinstance(x, Var) else ""
+            self.names[v.id] = outer or "state"
 
     def _targets(self, line: CodeLine) -> None:
         assert line.eqn is not None
         if line.eqn.name == "axis_index":
             axis = line.eqn.params["axis_name"]
             name = axis if isinstance(axis, str) else "_".join(axis)
-            self.wanted[line.targets[0].id] = identifier(f"{name}_index")
+            self.names[line.targets[0].id] = identifier(f"{name}_index")
             return
         if line.eqn.name == "optimization_barrier":
             for v, x in zip(line.targets, line.eqn.ins, strict=False):
-                self.wanted[v.id] = self.wanted.get(x.id, "held") if isinstance(x, Var) else "held"
+                self.names[v.id] = self.names.get(x.id, "held") if isinstance(x, Var) else "held"
             return
         name = self._picked(line) or self.hints.of(line.eqn, line.ends)[0]
         values = self.hints.outputs(line.eqn.step) if line.ends and len(line.targets) > 1 else []
         for k, v in enumerate(line.targets):
             known = self.hints.value(values[k]) if k < len(values) else ""
-            self.wanted[v.id] = known or name
+            self.names[v.id] = known or name
 
     def _picked(self, line: CodeLine) -> str:
         """The name of one element of a named value, such as `keys_3`; "" where the user's line names it."""
         found = PICK.fullmatch(line.code)
-        base = self.wanted.get(int(found[1]), "") if found else ""
+        base = self.names.get(int(found[1]), "") if found else ""
         if found is None or not base or not found[2].isdigit():
             return ""
         named = _NAMES_ELEMENT.match(text_at(self.hints.source(line.step)))
@@ -112,7 +112,7 @@ class Printer:
     names: NameHints
     rows: Mapping[str, Collective]
     functions: dict[int, str]
-    said: set[str] = field(default_factory=set)
+    printed_names: set[str] = field(default_factory=set)
 
     def function(
         self,
@@ -155,7 +155,7 @@ class Printer:
         return out
 
     def _wanted(self, v: Var) -> str:
-        return self.names.wanted.get(v.id, "value")
+        return self.names.names.get(v.id, "value")
 
     def _apart(
         self, whole: str, group: Sequence[Var], scope: Scope, indent: int, used: set[int]
@@ -171,7 +171,7 @@ class Printer:
         around: tuple[object, ...] = ()
         for line in lines:
             for f in line.defs:
-                name = scope.name(f.id, f.wanted)
+                name = scope.name(f.id, f.wanted_name)
                 if out and out[-1]:
                     out.append("")
                 out += self._function(name, f.params, f.lines, f.results, scope, indent)
@@ -207,7 +207,7 @@ class Printer:
     def _targets(self, line: CodeLine, scope: Scope, used: set[int]) -> str:
         names = [scope.name(v.id, self._wanted(v)) if v.id in used else "_" for v in line.targets]
         if line.eqn is not None and line.eqn.name == "scan":
-            n = line.eqn.carried
+            n = line.eqn.operand_count
             carry, stacked = names[:n], names[n:]
             return ", ".join(_group(part) for part in (carry, stacked))
         return ", ".join(names)
@@ -226,9 +226,9 @@ class Printer:
         steps = line.alike or (line.step,)
         names = list(dict.fromkeys(r for s in steps for r in self.names.hints.rows(s)))
         key = "+".join(names)
-        if not names or key in self.said or not any(n in self.rows for n in names):
+        if not names or key in self.printed_names or not any(n in self.rows for n in names):
             return []
-        self.said.add(key)
+        self.printed_names.add(key)
         found = [self.rows[n] for n in names if n in self.rows]
         first = found[0]
         over = " x ".join(first.axes)

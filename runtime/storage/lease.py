@@ -43,8 +43,8 @@ class Holder:
     Arguments:
       token: of this lease.
       job: its name; None where nothing names it.
-      host, boot, pid, started: a process: the host's name and boot, its number there, and when it started in
-        the clock ticks of that boot.
+      host, boot, pid, started: a process: the host's name and boot, its number there, and when it started
+        in the clock ticks of that boot.
       path, inode: of the folder, as that process sees it.
       since: when the lease was taken, for people.
       beat: how often it was renewed.
@@ -85,7 +85,11 @@ def is_gone(holder: Holder) -> bool:
 
 def is_same(one: Holder, other: Holder) -> bool:
     """Whether two holders are one process."""
-    return bool(one.boot) and (one.boot, one.pid, one.started) == (other.boot, other.pid, other.started)
+    return bool(one.boot) and (one.boot, one.pid, one.started) == (
+        other.boot,
+        other.pid,
+        other.started,
+    )
 
 
 @dataclass
@@ -98,7 +102,8 @@ class Lease:
       holder: this process.
       is_exclusive: whether the storage let only one writer take it.
       users: how many in this process share it.
-      dropped: steps and folders of saves that failed: what was written there is deleted, but more may come.
+      failed_saves: steps and folders of saves that failed: what was written there is deleted, but more may
+        come.
     """
 
     folder: Path
@@ -106,7 +111,7 @@ class Lease:
     holder: Holder
     is_exclusive: bool
     users: int = 1
-    dropped: list[tuple[int, str]] = field(default_factory=list)
+    failed_saves: list[tuple[int, str]] = field(default_factory=list)
     _end: threading.Event = field(default_factory=threading.Event)
     _guard: threading.Lock = field(default_factory=threading.Lock)
 

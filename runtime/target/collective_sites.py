@@ -28,7 +28,7 @@ class CompiledCollective:
       conditional: whether it runs only if a bucket of keys of a sparse exchange is fuller than planned.
       seconds, exposed_seconds: simulated, per step: its time, and the time in which kernels wait for it; None
         if the chip is not known.
-      during: the kernels that run beside it, by name.
+      kernels_beside: the kernels that run beside it, by name.
     """
 
     instruction: str
@@ -43,7 +43,7 @@ class CompiledCollective:
     conditional: bool = False
     seconds: float | None = None
     exposed_seconds: float | None = None
-    during: tuple[str, ...] = ()
+    kernels_beside: tuple[str, ...] = ()
 
 
 def collectives_of(
@@ -87,7 +87,7 @@ def with_times(found: Sequence[CompiledCollective], simulation: Simulation) -> l
                 c,
                 seconds=math.fsum(e.seconds for e in same),
                 exposed_seconds=math.fsum(e.exposed_seconds for e in same),
-                during=tuple(dict.fromkeys(name for e in same for name in e.during)),
+                kernels_beside=tuple(dict.fromkeys(name for e in same for name in e.kernels)),
             )
         )
     return out

@@ -26,7 +26,7 @@ class Event:
       start_seconds, end_seconds: of its first execution.
       times: executions per step.
       exposed_seconds: in which the kernels wait for it, all executions together.
-      during: the kernels that ran between its start and its done, in the first execution.
+      kernels: the kernels that ran between its start and its done, in the first execution.
       bytes: read from and written to memory, or of a collective's tensor; flops: of its matrix products.
       source: how its time is known.
     """
@@ -38,7 +38,7 @@ class Event:
     end_seconds: float
     times: float = 1
     exposed_seconds: float = 0.0
-    during: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
     bytes: float = 0.0
     flops: float = 0.0
     source: Evidence = "formula"
@@ -137,7 +137,7 @@ def _complete(e: Event, name: str, tid: int) -> dict[str, Any]:
     if e.resource != LOOPS:
         args |= {"bytes": e.bytes, "flops": e.flops, "time is": e.source}
     if e.resource not in (LOOPS, KERNELS):
-        args |= {"exposed_us": e.exposed_seconds * 1e6, "during": list(e.during)}
+        args |= {"exposed_us": e.exposed_seconds * 1e6, "during": list(e.kernels)}
     start, length = e.start_seconds * 1e6, (e.end_seconds - e.start_seconds) * 1e6
     shared = {"name": name, "cat": e.resource, "ph": "X", "pid": 1, "tid": tid}
     return {**shared, "ts": start, "dur": length, "args": args}

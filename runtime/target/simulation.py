@@ -122,7 +122,7 @@ class _Record:
     during: list[str] = field(default_factory=list)
 
     def event(self) -> Event:
-        return replace(self.first, times=self.times, exposed_seconds=self.exposed, during=tuple(self.during))
+        return replace(self.first, times=self.times, exposed_seconds=self.exposed, kernels=tuple(self.during))
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,7 @@ def fit(
         interrupt = stack.enter_context(interruptible(batch_seconds))
         shown = Progress(steps, stack.enter_context(display_of(steps, progress)))
         if isinstance(batches, MovesState):
-            shown.beside = batches.__str__
+            shown.more = batches.__str__
         files = sinks(log) if leads else []
         for file in files:
             stack.callback(file.close)

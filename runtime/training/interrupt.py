@@ -46,12 +46,13 @@ class Interrupt:
     Arguments:
       batch_seconds: what a batch has to come in; None: as long as it takes.
       shared: whether there are other processes, which end at the same step.
-      ignored: signals that this process was started to ignore, as a shell does for Ctrl-C in the background.
+      ignored_signals: signals that this process was started to ignore, as a shell does for Ctrl-C in the
+        background.
     """
 
     batch_seconds: float | None
     shared: bool
-    ignored: frozenset[int] = frozenset()
+    ignored_signals: frozenset[int] = frozenset()
     heard: float | None = None
     _waits: tuple[int, float] | None = None
     _expired: bool = False
@@ -91,7 +92,7 @@ class Interrupt:
             if self._waits is not None:
                 raise BatchInterruptedError(self.heard is not None, time.monotonic() - self._waits[1])
             return
-        if number in self.ignored:
+        if number in self.ignored_signals:
             return
         name = signal.Signals(number).name
         if self.heard is not None:
@@ -148,7 +149,7 @@ def interruptible(batch_seconds: float | None) -> Iterator[Interrupt]:
         yield found
         return
     before = {n: signal.signal(n, found.hear) for n in numbers}
-    found.ignored = frozenset(n for n, handler in before.items() if handler == signal.SIG_IGN)
+    found.ignored_signals = frozenset(n for n, handler in before.items() if handler == signal.SIG_IGN)
     thread = threading.Thread(target=found.watch, name="sbp batches", daemon=True)
     thread.start()
     try:

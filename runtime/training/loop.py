@@ -116,7 +116,7 @@ class _NextBatch:
       is_asked: whether somebody wants the end; then none is drawn.
       is_due: whether the step is saved.
       kept: what is saved with it, as it was before the batch was drawn; its `version` too.
-      failed: why it did not come.
+      failure: why it did not come.
     """
 
     state: State
@@ -125,7 +125,7 @@ class _NextBatch:
     is_due: bool
     kept: Mapping[str, Any]
     version: tuple[int, ...]
-    failed: BatchInterruptedError | None = None
+    failure: BatchInterruptedError | None = None
 
 
 @dataclass
@@ -265,8 +265,8 @@ class TrainingRun:
             else:
                 state, batch = self.trainer.placed_state(state, ahead.batch), ahead.batch
             is_asked, is_due, kept = ahead.is_asked, ahead.is_due, ahead.kept
-            if ahead.failed is not None:
-                return self._interrupted(state, number, found, ahead.failed, ahead.version)
+            if ahead.failure is not None:
+                return self._interrupted(state, number, found, ahead.failure, ahead.version)
             if not self.hooks.follow_batches:  # or that batch would be kept as taken, and is not
                 is_asked |= self.interrupt.is_heard
                 is_due |= is_asked
@@ -294,7 +294,7 @@ class TrainingRun:
         try:
             state, batch = self.trainer.place(state, None if is_asked else self._drawn())
         except BatchInterruptedError as e:
-            return replace(drawn, failed=e)
+            return replace(drawn, failure=e)
         return replace(drawn, state=state, batch=batch)
 
     def _show(self, state: State, batch: tuple[PyTree, ...] | None) -> None:

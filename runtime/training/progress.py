@@ -43,14 +43,14 @@ class Progress:
       display: None where nobody looks.
       batch: what is in a batch.
       work: what a step computes.
-      beside: says what else there is to say, now and then.
+      more: says what else there is to say, now and then.
     """
 
     steps: int
     display: Display | None
     batch: BatchSize = NO_BATCH
     work: StepWork = NO_WORK
-    beside: Callable[[], str] = str
+    more: Callable[[], str] = str
     _rate: Rate = field(default_factory=Rate)
     _next: float = 0.0
     _seconds: float = BAR_SECONDS
@@ -97,7 +97,7 @@ class Progress:
             if share is not None:
                 words.append(f"MFU {100 * share:.1f} %")
             words.append(f"{duration((self.steps - int(row['step'])) / rate)} left")
-        words.append(self.beside())
+        words.append(self.more())
         return ", ".join(w for w in words if w)
 
 

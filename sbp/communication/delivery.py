@@ -124,8 +124,8 @@ class _Delivery:
         sums = yield from self.sent_sums(leg, leg.capacity, sent.slots, rows)
         fills = sent.fills(leg)
         if not inner:
-            return sent.received, sums, fills, sent.sends
-        again = yield from send_keys(self.ctx, self.exchange, inner[0], sent.received)
+            return sent.received_keys, sums, fills, sent.sends
+        again = yield from send_keys(self.ctx, self.exchange, inner[0], sent.received_keys)
         keys, sums, inner_fills, _ = yield from self.in_one_round(inner, again, sums)
         return keys, sums, jnp.maximum(fills, inner_fills), sent.sends
 

@@ -46,13 +46,13 @@ class Tally(NamedTuple):
     """What an exchange has done on one device.
 
     Arguments:
-      given, served: how many keys it had, and how many of them have been served.
+      given_keys, served_keys: how many keys it had, and how many of them have been served.
       rounds: in how many rounds.
       fills: how often the fullest bucket of any device would fill the capacity of the first round.
     """
 
-    given: Position
-    served: Position
+    given_keys: Position
+    served_keys: Position
     rounds: Position
     fills: Position
 
@@ -64,7 +64,7 @@ class Tally(NamedTuple):
           inner: how many rounds the legs behind took for it.
         """
         rounds = self.rounds + jnp.maximum(inner, np.int32(1))
-        return self._replace(served=self.served + count_of(sent), rounds=rounds)
+        return self._replace(served_keys=self.served_keys + count_of(sent), rounds=rounds)
 
 
 # In a loop of rounds: how many keys of each bucket are done, the rows, and the tally.
@@ -82,14 +82,14 @@ class SentKeys(NamedTuple):
     Arguments:
       buckets: where the keys lie.
       sends, slots: which keys it sends, and where they lie in the message, [n].
-      received: the keys that have come to this device, [group * capacity].
+      received_keys: the keys that have come to this device, [group * capacity].
       fullest: how many keys the fullest bucket of any device has; None if one round is always enough.
     """
 
     buckets: Buckets
     sends: jax.Array
     slots: jax.Array
-    received: jax.Array
+    received_keys: jax.Array
     fullest: jax.Array | None
 
     def fills(self, leg: Leg) -> Position:
@@ -190,7 +190,7 @@ def _along(
         tally = tally.after(sends, behind.rounds)
         return done + np.int32(capacity), jnp.where(per_row(sends, some), some, rows), tally
 
-    found, behind = yield from answer(sent.received, leg.capacity)
+    found, behind = yield from answer(sent.received_keys, leg.capacity)
     rows = take_rows(found, sent.slots)
     none = jnp.zeros((), rows.dtype) if absent is None else per_row(absent, rows)
     rows = jnp.where(per_row(sent.sends, rows), rows, none)

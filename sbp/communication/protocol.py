@@ -34,8 +34,8 @@ class Communication:
       wire_bytes: the bytes that one device sends.
       operand: the operand that is sent.
       reason: one sentence; `{axes}` stands for their names.
-      sent: a key of the part of the operand's shards that is sent: ops that send the same part share one
-        collective. None if the op computes what it sends.
+      operand_part: a key of the part of the operand's shards that is sent: ops that send the same part share
+        one collective. None if the op computes what it sends.
       result: the only result that needs it: if nobody uses that, nothing is sent. None if it is always sent.
 
     Raises:
@@ -48,7 +48,7 @@ class Communication:
     wire_bytes: float
     operand: int
     reason: str
-    sent: Hashable = None
+    operand_part: Hashable = None
     result: int | None = None
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class Context:
       names: the placement axes' names, for bodies that send.
       dtypes: of the operands.
       reports: collects the counts of bodies; None if nobody asks.
-      said: collects the collectives that the body runs, as kind and axes; None if nobody asks.
+      collectives: collects the collectives that the body runs, as kind and axes; None if nobody asks.
       keys: what came of the keys of an exchange that were sent before the body runs; None if it sends them.
     """
 
@@ -78,7 +78,7 @@ class Context:
     names: Sequence[str] = ()
     dtypes: Sequence[DType] = ()
     reports: list[PyTree] | None = None
-    said: list[tuple[str, tuple[int, ...]]] | None = None
+    collectives: list[tuple[str, tuple[int, ...]]] | None = None
     keys: PyTree | None = None
 
     def bind(self, *args: ArrayLike, **changed: Any) -> list[jax.Array]:
@@ -92,8 +92,8 @@ class Context:
 
     def says(self, kind: str, axes: Sequence[int]) -> None:
         """Notes a collective, for the comparison with the declarations of the rule."""
-        if self.said is not None:
-            self.said.append((kind, tuple(axes)))
+        if self.collectives is not None:
+            self.collectives.append((kind, tuple(axes)))
 
     def offset(self, layout: Layout, dim: int) -> Position:
         """The logical position of this shard's first row along `dim`, an int32 scalar."""

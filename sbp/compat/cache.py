@@ -33,18 +33,18 @@ class CacheRequests:
     Arguments:
       files: the store; None for none.
       hits: what was found, compressed as JAX has it.
-      missed: keys that were not found.
+      missed_keys: keys that were not found.
     """
 
     files: CompiledFiles | None
     hits: list[bytes] = field(default_factory=list)
-    missed: list[str] = field(default_factory=list)
+    missed_keys: list[str] = field(default_factory=list)
 
     def get(self, key: str) -> bytes | None:
         """A request of JAX."""
         found = None if self.files is None else self.files.get(key)
         if found is None:
-            self.missed.append(key)
+            self.missed_keys.append(key)
         else:
             self.hits.append(found)
         return found
@@ -60,7 +60,7 @@ class CacheRequests:
         Others may have keys of their own (those of CPUs do), or a folder of their own.
         """
         executable: Any = compiled.runtime_executable()
-        for key in self.missed[-1:] if jax.process_index() else ():
+        for key in self.missed_keys[-1:] if jax.process_index() else ():
             if self.files is not None and self.files.get(key) is None:
                 put: Any = compilation_cache.put_executable_and_time
                 put(key, key, executable, executable.local_devices()[0].client, 0)
@@ -80,9 +80,9 @@ class CacheRequests:
         return bytes(plain[0])
 
     def __str__(self) -> str:
-        if self.files is None or not (self.hits or self.missed):
+        if self.files is None or not (self.hits or self.missed_keys):
             return ""
-        return ", not in the cache" if self.missed else ", found in the cache"
+        return ", not in the cache" if self.missed_keys else ", found in the cache"
 
 
 class ThreadCaches:

@@ -229,7 +229,7 @@ def forward(op: Op) -> list[Row]:
     "dot_product_attention_bwd_wrapper",
     body=_local,
     matmul=attention_matmul,
-    held=_backward_held,
+    body_bytes=_backward_held,
     whole=_whole,
     note=NOTE,
 )

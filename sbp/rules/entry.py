@@ -164,8 +164,8 @@ class Rule:
       layout: whether it moves or converts elements only, where it keeps their number: a tensor keeps its name
         through it.
       communication: the collectives inside the body, given the layouts; None if there are none.
-      held: bytes that a device holds inside the body beside operands and results, given the layouts; None
-        if that is little.
+      body_bytes: bytes that a device holds inside the body beside operands and results, given the layouts;
+        None if that is little.
       ids: given its parameters and how many operands it has, the positions of those that are ids of rows of a
         table; the capacity of its exchange is planned from a batch of them. None for an op without such.
       functions: the parameters that hold functions and that the rows account for. An application that holds
@@ -188,7 +188,7 @@ class Rule:
     identity: bool = False
     layout: bool = False
     communication: Talks | None = None
-    held: Held | None = None
+    body_bytes: Held | None = None
     traffic: Traffic = element_traffic
     ids: RowIds | None = None
     functions: tuple[str, ...] = ()

@@ -148,13 +148,13 @@ class Spec:
 
     Arguments:
       text: the letters.
-      reduced: the letters that a reduction removes, and by what.
+      reductions: the letters that a reduction removes, and by what.
       linear: the operands in which the op is linear.
       masks: whether the body sees to the padding of reduced letters itself.
     """
 
     text: str
-    reduced: Mapping[str, str]
+    reductions: Mapping[str, str]
     linear: tuple[int, ...]
     masks: bool
 
@@ -168,16 +168,16 @@ class Spec:
     def neutral(self) -> frozenset[str]:
         """The reduced letters along which zeros change nothing: of a sum that is linear in what has them."""
         carried = {letter for i in self.linear for letter in self.letters[0][i]}
-        return frozenset(k for k, how in self.reduced.items() if how == "sum" and k in carried)
+        return frozenset(k for k, how in self.reductions.items() if how == "sum" and k in carried)
 
     def rows(self, op: Op) -> list[Row]:
         """The rows. Where nothing is known that padding could be, a reduced letter splits if it divides."""
         operands, results = self.letters
         if len(operands) != len(op.shapes) or len(results) != len(op.results):
             raise _misfit(op, f"{self.text!r} has {len(operands)} operands and {len(results)} results")
-        even = {k: v for k, v in self.reduced.items() if self.masks or k in self.neutral}
+        even = {k: v for k, v in self.reductions.items() if self.masks or k in self.neutral}
         sizes = sizes_of(op, operands, results)
-        even |= {k: v for k, v in self.reduced.items() if sizes.get(k, 1) % op.group == 0}
+        even |= {k: v for k, v in self.reductions.items() if sizes.get(k, 1) % op.group == 0}
         return factors(op, operands, results, reduced=even, linear=self.linear)
 
     def mask_shards(self, ctx: Context, *args: jax.Array) -> list[jax.Array]:

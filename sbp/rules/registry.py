@@ -112,7 +112,7 @@ def rule(
     identity: bool = False,
     layout: bool = False,
     communication: Talks | None = None,
-    held: Held | None = None,
+    body_bytes: Held | None = None,
     traffic: Traffic = element_traffic,
     ids: RowIds | None = None,
     functions: tuple[str, ...] = (),
@@ -137,7 +137,7 @@ def rule(
                     identity=identity,
                     layout=layout,
                     communication=communication,
-                    held=held,
+                    body_bytes=body_bytes,
                     traffic=traffic,
                     ids=ids,
                     functions=functions,
@@ -181,7 +181,7 @@ def register_rule(
     flops: Flops | None = None,
     matmul: Matmuls | None = None,
     traffic: Traffic = element_traffic,
-    held: Held | None = None,
+    body_bytes: Held | None = None,
     communication: Talks | None = None,
     replace: bool = False,
 ) -> None:
@@ -201,7 +201,7 @@ def register_rule(
         element.
       matmul: the matrix products inside the op, as `sbp.rules.Matmul`, so that the plan uses their rate.
       traffic: bytes that the op reads and writes, with local shapes; default: every operand and result once.
-      held: bytes that the op holds on a device beside its operands and results, given a `Context`.
+      body_bytes: that the op holds on a device beside its operands and results, given a `Context`.
       communication: the collectives that `body` runs itself, so that the plan counts them.
       replace: replace an existing rule.
 
@@ -231,7 +231,7 @@ def register_rule(
         flops=flops or _flops_of(matmul),
         matmul=matmul,
         traffic=traffic,
-        held=held,
+        body_bytes=body_bytes,
         communication=communication,
         family=USER,
         function=function,

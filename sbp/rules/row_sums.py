@@ -61,7 +61,7 @@ def _work(each: float) -> Callable[[Op], float]:
     body=sum_rows_local,
     keys=sum_rows_keys,
     communication=sum_rows_communication,
-    held=sum_rows_held,
+    body_bytes=sum_rows_held,
     flops=_work(4.0),
     traffic=_work(8.0),
     ids=lambda params, n: split_operands(range(1, n), len(params["modes"]))[1],

@@ -97,7 +97,7 @@ def _traffic(op: Op) -> float:
     body=update_local,
     keys=update_keys,
     communication=update_communication,
-    held=update_held,
+    body_bytes=update_held,
     flops=_flops,
     traffic=_traffic,
     ids=lambda params, n: split_operands(range(1, n), len(params["modes"]))[1],

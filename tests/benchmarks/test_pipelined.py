@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_said() -> None:
 @pytest.mark.full
 def test_a_scan_in_stages_stands_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """AUTO with stages is planned and priced as the others are."""
-    monkeypatch.setattr(layouts, "CONFIG", replace(SMALL, fused=None))
+    monkeypatch.setattr(layouts, "CONFIG", replace(SMALL, attention=None))
     asked = next(row for row in layouts.layouts(64, 64) if row.stages)
     assert asked.text == "AUTO:4x2x8, 4 stages, 32 micro-batches, 100% kept"
     row = layouts.planned(asked, 1, layouts.arguments(64), 60.0)

@@ -67,7 +67,7 @@ def test_loss_is_the_mean_surprise(params: gpt.PyTree, logits: np.ndarray) -> No
 
 @pytest.mark.full
 def test_the_dtype_of_the_layers_is_not_that_of_the_loss(params: gpt.PyTree) -> None:
-    half = replace(TINY, computed=jnp.bfloat16)
+    half = replace(TINY, compute_dtype=jnp.bfloat16)
     assert gpt.logits(params, TOKENS[:, :-1], None, half).dtype == jnp.bfloat16
     loss, grads = jax.value_and_grad(gpt.loss)(params, TOKENS, None, half)
     assert {x.dtype for x in jax.tree.leaves((loss, grads))} == {jnp.dtype(jnp.float32)}

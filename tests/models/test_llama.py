@@ -104,7 +104,7 @@ def test_stacked_or_not_and_computed_twice_or_not_is_the_same(params: llama.PyTr
 def test_attention_by_one_op_of_jax_is_the_same(params: llama.PyTree) -> None:
     batch = tokens(TINY, 2)
     value, grads = jax.value_and_grad(llama.loss)(params, batch, None, TINY)
-    other, theirs = jax.value_and_grad(llama.loss)(params, batch, None, replace(TINY, fused="xla"))
+    other, theirs = jax.value_and_grad(llama.loss)(params, batch, None, replace(TINY, attention="xla"))
     np.testing.assert_allclose(value, other, rtol=1e-6)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-6), grads, theirs)
 
@@ -114,7 +114,7 @@ def test_attention_by_one_op_of_jax_is_the_same(params: llama.PyTree) -> None:
 def test_training_with_it_equals_one_device(
     choice: str, shape: tuple[int, ...], one_device: list[float]
 ) -> None:
-    config = replace(WIDE, fused="xla")
+    config = replace(WIDE, attention="xla")
     in_sbp = llama.signatures(choice, shape, config, OPTIMIZER)
     step = llama.make_train_step(config, OPTIMIZER)
     program = sbp.compile(step, sbp.placement("cpu", shape=shape), in_sbp=in_sbp, donate_argnums=(0, 1))
@@ -124,16 +124,16 @@ def test_training_with_it_equals_one_device(
 @pytest.mark.full
 def test_a_plan_of_its_kernel_keeps_no_scores() -> None:
     """On GPUs that need not be here: attention is split by batch and by heads, and takes no s x s memory."""
-    by_hand = llama.Config(4, 1024, 16, 8, 2816, 4096, 4096, computed=jnp.bfloat16)
+    by_hand = llama.Config(4, 1024, 16, 8, 2816, 4096, 4096, compute_dtype=jnp.bfloat16)
     plans = {}
-    for config in (by_hand, replace(by_hand, fused="cudnn")):
+    for config in (by_hand, replace(by_hand, attention="cudnn")):
         step = llama.make_train_step(config, OPTIMIZER)
         args = train.example(
             partial(llama.init, config=config), OPTIMIZER, jax.ShapeDtypeStruct((2, 4097), jnp.int32)
         )
         in_sbp = llama.signatures("fsdp", (2, 4), config, OPTIMIZER)
         program = sbp.compile(step, sbp.placement("h100", shape=(2, 4)), in_sbp=in_sbp, donate_argnums=(0, 1))
-        plans[config.fused] = program.plan(*args)
+        plans[config.attention] = program.plan(*args)
     fused = plans["cudnn"]
     ops = [s for s, _ in fused.physical.walk() if isinstance(s, Compute) and "attention" in s.node.op]
     assert len(ops) == 3  # forward, forward again, backward: of each layer
@@ -144,7 +144,7 @@ def test_a_plan_of_its_kernel_keeps_no_scores() -> None:
 
 
 def test_bfloat16_is_used_and_stored_as_asked(params: llama.PyTree) -> None:
-    mixed = replace(TINY, computed=jnp.bfloat16)
+    mixed = replace(TINY, compute_dtype=jnp.bfloat16)
     text = str(
         jax.make_jaxpr(partial(llama.block, config=mixed))(
             jnp.zeros((1, 6, 16), jnp.bfloat16), {name: stack[0] for name, stack in params["layers"].items()}
@@ -154,7 +154,7 @@ def test_bfloat16_is_used_and_stored_as_asked(params: llama.PyTree) -> None:
     loss = llama.loss(params, tokens(TINY, 2), None, mixed)
     assert loss.dtype == jnp.float32
     np.testing.assert_allclose(loss, llama.loss(params, tokens(TINY, 2), None, TINY), rtol=0.02)
-    shapes = jax.eval_shape(partial(llama.init, config=replace(mixed, stored=jnp.bfloat16)), KEY)
+    shapes = jax.eval_shape(partial(llama.init, config=replace(mixed, weight_dtype=jnp.bfloat16)), KEY)
     assert {x.dtype for x in jax.tree.leaves(shapes)} == {jnp.dtype(jnp.bfloat16)}
 
 

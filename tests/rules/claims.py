@@ -242,7 +242,7 @@ class Claim:
         static = Context(app.node.primitive, app.node.params, self.operands, self.results, (), names, dtypes)
 
         def body(coords: Sequence[Any], *args: Any) -> list[Any]:
-            ctx = replace(static, coords=coords, said=[])
+            ctx = replace(static, coords=coords, collectives=[])
             results = results_of([custom(ctx, *args) if custom else ctx.bind(*args)])[0]
             raise_all(undeclared_collectives(app.node, ctx))
             return list(results)

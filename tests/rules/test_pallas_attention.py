@@ -216,7 +216,7 @@ def test_work_traffic_and_memory_are_what_is_declared() -> None:
     assert plain.memory_bytes < 2 * 16 * 4096 * 4096 * 4  # of scores, were they there
     for name in NAMES:
         del sbp.rules.REGISTRY[name]
-    register(traffic=lambda op: 1e12, held=lambda local: 3e9)
+    register(traffic=lambda op: 1e12, body_bytes=lambda local: 3e9)
     heavy = sbp.compile(step, placement, in_sbp=[S(0)]).plan(*args)
     assert (
         heavy.seconds - plain.seconds

@@ -29,19 +29,19 @@ class MemoryNow:
     Arguments:
       device: the most bytes of arrays on one device of this process.
       host: anonymous bytes of the process; arrays of devices whose memory is the host's are not counted.
-      mapped: bytes of files that are mapped and in memory; the system takes them back when it needs to.
+      mapped_bytes: bytes of files that are mapped and in memory; the system takes them back when it needs to.
     """
 
     device: int
     host: int
-    mapped: int
+    mapped_bytes: int
 
     def most(self, other: MemoryNow) -> MemoryNow:
         """The larger of each."""
         return MemoryNow(*(max(x, y) for x, y in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def __str__(self) -> str:
-        mapped = f"{bytes_text(self.mapped)} of files mapped"
+        mapped = f"{bytes_text(self.mapped_bytes)} of files mapped"
         return f"{bytes_text(self.device)} on a device, {bytes_text(self.host)} on the host, {mapped}"
 
 

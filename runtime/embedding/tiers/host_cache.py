@@ -106,7 +106,7 @@ class HostCache:
     >>> with RowStore(folder.name, 8) as store:
     ...     cache = HostCache(store, 1000)
     ...     cache.write(np.array([3, 5], np.uint64), np.full((2, 8), 7, np.uint8), step=1)
-    ...     cache.read(np.array([4, 5], np.uint64)).found.tolist(), len(store), cache.dirty_rows
+    ...     cache.read(np.array([4, 5], np.uint64)).has_row.tolist(), len(store), cache.dirty_rows
     ([False, True], 0, 2)
     """
 
@@ -158,14 +158,14 @@ class HostCache:
         read = self.store.read(keys[others])
         found, steps = np.ones(len(keys), bool), np.zeros(len(keys), np.int64)
         rows = np.empty((len(keys), self.store.width), np.uint8)
-        found[others], steps[others], rows[others] = read.found, read.steps, read.rows
+        found[others], steps[others], rows[others] = read.has_row, read.steps, read.rows
         steps[here], rows[here] = self._steps[slots[here]], self._rows[slots[here]]
         self._used[slots[here]] = self._now
         if taken:
             self._dirty[slots[here]] = False
-        new = int(np.count_nonzero(~read.found))
+        new = int(np.count_nonzero(~read.has_row))
         self.sources += RowSources(len(here), len(others) - new, new)
-        kept = others[read.found]
+        kept = others[read.has_row]
         self._hold(keys[kept], rows[kept], steps[kept], dirty=False)
         return ReadRows(found, steps, rows)
 
@@ -208,11 +208,11 @@ class HostCache:
         for first in range(0, min(len(others), room), at_once):
             wanted = others[first : min(first + at_once, room)]
             read = self.store.read(wanted)
-            for there, dirty in ((read.found, False), (~read.found, True)):
+            for there, dirty in ((read.has_row, False), (~read.has_row, True)):
                 of = wanted[there]
                 rows = begin(of) if dirty and len(of) else read.rows[there]
                 self._hold(of, rows, read.steps[there], dirty=dirty)
-            new = int(np.count_nonzero(~read.found))
+            new = int(np.count_nonzero(~read.has_row))
             found += RowSources(disk=len(wanted) - new, new=new)
         return found
 

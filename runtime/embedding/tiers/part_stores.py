@@ -79,7 +79,7 @@ class PartStores:
         rows = np.zeros((len(keys), self.width), np.uint8)
         for store, at in self._places(keys):
             read = store.read(keys[at])
-            found[at], steps[at], rows[at] = read.found, read.steps, read.rows
+            found[at], steps[at], rows[at] = read.has_row, read.steps, read.rows
         return ReadRows(found, steps, rows)
 
     def write(self, keys: Keys, rows: Rows | RowView, *, step: int | Steps) -> None:

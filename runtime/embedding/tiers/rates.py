@@ -15,7 +15,7 @@ class TierRates:
       rows: of the passes, all together.
       device: that were on the devices already.
       sources: of those that came.
-      written: that went back to the host.
+      written_rows: that went back to the host.
       fetch_seconds: of fetching from the disk, beside training.
       wait_seconds: that training waited for rows to be fetched.
       move_seconds: of moving rows between host and devices; training waits for it.
@@ -25,7 +25,7 @@ class TierRates:
     rows: int = 0
     device: int = 0
     sources: RowSources = field(default_factory=RowSources)
-    written: int = 0
+    written_rows: int = 0
     fetch_seconds: float = 0.0
     wait_seconds: float = 0.0
     move_seconds: float = 0.0

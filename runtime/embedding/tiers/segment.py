@@ -133,7 +133,7 @@ class Segment:
     keys: Keys = field(repr=False)
     marks: NDArray[Any] = field(repr=False)
     rows: Rows = field(repr=False)
-    seen: NDArray[np.bool_] = field(repr=False)
+    checked_blocks: NDArray[np.bool_] = field(repr=False)
     """Which blocks of keys have been checked."""
 
     @staticmethod
@@ -211,7 +211,7 @@ class Segment:
         Raises:
           StoreError: naming the file, if one differs.
         """
-        blocks = blocks[~self.seen[blocks]]
+        blocks = blocks[~self.checked_blocks[blocks]]
         for first in range(0, len(blocks), 4096):
             part = blocks[first : first + 4096]
             places = part[:, None] * BLOCK + np.arange(BLOCK)
@@ -223,7 +223,7 @@ class Segment:
                 raise messages.damaged_bytes(
                     self.path.with_name(self.name + ".keys"), f"other keys from number {at} on"
                 )
-            self.seen[part] = True
+            self.checked_blocks[part] = True
 
     def read(self, place: NDArray[np.intp]) -> tuple[Steps, Rows]:
         """Steps and rows at some places.

@@ -55,13 +55,13 @@ class SlotMoves:
 
     Arguments:
       slots: of the keys of the pass, in their order.
-      incoming: keys that get a slot.
-      outgoing: keys that lose theirs.
+      incoming_keys: keys that get a slot.
+      outgoing_keys: keys that lose theirs.
     """
 
     slots: Slots
-    incoming: KeySlots
-    outgoing: KeySlots
+    incoming_keys: KeySlots
+    outgoing_keys: KeySlots
 
 
 @dataclass
@@ -76,7 +76,7 @@ class SlotTable:
     >>> table = SlotTable(np.full(4, NOBODY), parts=1)
     >>> first = table.move(np.array([7, 8, 9], np.uint64))
     >>> then = table.move(np.array([9, 5, 6], np.uint64))
-    >>> first.slots.tolist(), then.slots.tolist(), then.outgoing.keys.tolist()
+    >>> first.slots.tolist(), then.slots.tolist(), then.outgoing_keys.keys.tolist()
     ([0, 1, 2], [2, 3, 0], [7])
     """
 

@@ -54,12 +54,12 @@ class ReadRows:
     """Rows that were read.
 
     Arguments:
-      found: which keys have a row.
+      has_row: which keys have a row.
       steps: when each was written last; 0 where there is none.
       rows: "n width" bytes; zeros where there is none.
     """
 
-    found: NDArray[np.bool_]
+    has_row: NDArray[np.bool_]
     steps: Steps
     rows: Rows
 
@@ -85,7 +85,7 @@ class RowStore:
     ...     first = store.commit()
     >>> with RowStore(folder.name, 8) as store:
     ...     read = store.read(np.array([4, 5], np.uint64))
-    >>> first, read.found.tolist(), read.rows[1, :3].tolist()
+    >>> first, read.has_row.tolist(), read.rows[1, :3].tolist()
     (1, [False, True], [7, 7, 7])
     """
 

@@ -61,7 +61,7 @@ class TableTier:
         began = time.perf_counter()
         with self._lock:
             self.cache.clean()
-            keys = moves.incoming.keys
+            keys = moves.incoming_keys.keys
             found = self.cache.fetch(keys[self.is_own(keys)], self.new)
         self.rates += TierRates(sources=found, fetch_seconds=time.perf_counter() - began)
 
@@ -74,11 +74,11 @@ class TableTier:
         block_until_ready(arrays)  # the steps before, which take time of their own
         began = time.perf_counter()
         with self._lock:
-            for piece in self.device.pieces(moves.outgoing):
+            for piece in self.device.pieces(moves.outgoing_keys):
                 rows = self.codec.rows(self.device.read(arrays, piece))
                 self.cache.write(piece.keys, rows, step=step)
             before = self.cache.sources
-            for piece in self.device.pieces(moves.incoming):
+            for piece in self.device.pieces(moves.incoming_keys):
                 arrays = self.device.write(
                     arrays, piece, self.codec.lines(self._rows(piece.keys, taken=True))
                 )
@@ -86,9 +86,9 @@ class TableTier:
         late = RowSources(0, after.disk - before.disk, after.new - before.new)
         self.rates += TierRates(
             rows=len(moves.slots),
-            device=len(moves.slots) - len(moves.incoming),
+            device=len(moves.slots) - len(moves.incoming_keys),
             sources=late,
-            written=len(moves.outgoing),
+            written_rows=len(moves.outgoing_keys),
             move_seconds=time.perf_counter() - began,
             passes=1,
         )
@@ -97,8 +97,8 @@ class TableTier:
     def _rows(self, keys: Keys, *, taken: bool = False) -> Rows:
         """The rows of keys that are not on the devices."""
         read = self.cache.read(keys, taken=taken)
-        if not read.found.all():
-            read.rows[~read.found] = self.new(keys[~read.found])
+        if not read.has_row.all():
+            read.rows[~read.has_row] = self.new(keys[~read.has_row])
         return read.rows
 
     def read(

@@ -32,4 +32,4 @@ def test_kernels_must_lead_back_to_the_program() -> None:
     with pytest.raises(SystemExit, match="only 0% of the kernels' time leads back"):
         profiled.check(replace(profile, step=strange))
     with pytest.raises(SystemExit, match="not divided: the profiler is asleep"):
-        profiled.check(replace(profile, step=None, undivided="the profiler is asleep"))
+        profiled.check(replace(profile, step=None, no_breakdown_reason="the profiler is asleep"))

@@ -224,7 +224,7 @@ def test_the_table_shows_who_waited() -> None:
     read, slow_one, fast, train = flow.rates
     assert [rate.samples for rate in flow.rates] == [15] * 4
     assert slow_one.busy >= 10 * 0.02
-    assert all(waited > 0 for waited in (fast.starved, read.blocked, train.starved))
+    assert all(waited > 0 for waited in (fast.starved_seconds, read.blocked_seconds, train.starved_seconds))
     shown = str(flow).splitlines()
     assert [line.split()[0] for line in shown] == ["stage", "read", "slow", "fast", "train", "15"]
     assert shown[-1].startswith("15 samples in ")

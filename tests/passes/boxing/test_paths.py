@@ -272,7 +272,7 @@ def test_keys_wait_for_nothing_and_truth_values_for_no_sum() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_sent_on_the_way_is_that_of_the_paths(name: str) -> None:
     case = CASES[name]
-    narrow = replace(case, narrow=np.dtype("float16"), reduced=case)
+    narrow = replace(case, narrow=np.dtype("float16"), narrow_boxing=case)
     for box in (case, narrow):
         copies, any_ = box.sends
         for (i, a), (j, b) in itertools.product(enumerate(box.universe), repeat=2):

@@ -144,7 +144,7 @@ def ways_again(given: Given) -> list[dict[int, RecomputedValue]]:
     model.build()
     choices = []
     for v, x in model.later.items():
-        choices.append([None, *((v, RecomputedValue(s, x.users)) for s in model.silent(x.made))])
+        choices.append([None, *((v, RecomputedValue(s, x.users)) for s in model.silent(x.maker))])
     if not 1 < math.prod(map(len, choices)) <= MAX_WAYS:
         return []
     ways = (dict(x for x in way if x is not None) for way in itertools.product(*choices))

@@ -55,7 +55,7 @@ def test_a_loop_of_unknown_length_counts_alike_in_the_search_and_in_the_plan() -
     """So that the bound of the search and the seconds of the plan speak of one cost; bytes count it once."""
     plan = sbp.compile(waiting, GRID, in_sbp=([S(0), B],)).plan(np.ones((64, 64), np.float32))
     assert plan.physical is not None
-    inside = [e for e in executions(plan.physical.steps) if e.assumed == WHILE_TRIPS]
+    inside = [e for e in executions(plan.physical.steps) if e.assumed_count == WHILE_TRIPS]
     assert inside and all(e.times == 1 for e in inside)
     takes = Evaluator(plan.physical, Network(plan.placement, plan.hardware))
     assert plan.seconds == takes.seconds() >= WHILE_TRIPS * sum(takes.seconds_of(e.step) for e in inside)

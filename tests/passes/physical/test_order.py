@@ -120,7 +120,7 @@ def test_a_product_that_frees_more_than_it_makes_runs_early() -> None:
 def test_what_nobody_reads_has_its_turn() -> None:
     sizes: Any = Alike()
     k = kernels([op(Fusing.LOOP, [], [9]), product([1], [2])], sizes, [version(2)], [version(1)])
-    k.made[0].append(Buffer(version(9), 9.0, 0, written=True))  # type: ignore[attr-defined]
+    k.writes[0].append(Buffer(version(9), 9.0, 0, written=True))  # type: ignore[attr-defined]
     assert turns(k, set(), None).born[:2] == [0, 1]
 
 
@@ -157,4 +157,4 @@ def test_reduce_scatters_are_sent_together(sizes: list[int], chained: bool, expe
     k = kernels(ops, sizes_of, [v for op in ops[1::2] for v in op.writes], [version(1)])
     turn = turns(k, [t for t in k.tensors if t.maker < 0], None)
     assert sorted(range(len(ops)), key=turn.born.__getitem__) == expected
-    assert not turn.packed
+    assert not turn.packed_reductions

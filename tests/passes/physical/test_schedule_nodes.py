@@ -74,7 +74,7 @@ def test_sets_are_filled_from_the_first_result_on() -> None:
 def test_sums_that_are_sent_as_one_are_packed() -> None:
     k = summed([5, 6], ["x", "x"])
     turn = turns(k, set(), None)
-    [packed] = turn.packed
+    [packed] = turn.packed_reductions
     assert packed.members == (1, 3)
     # What is packed is not needed any more; what is unpacked was not there.
     assert turn.read[1] == turn.read[3] == packed.first < min(turn.born[1], turn.born[3])

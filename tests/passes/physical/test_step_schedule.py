@@ -55,9 +55,9 @@ def kernel_seconds(plan: PlanData) -> float:
     for e in executions(takes.physical.steps):
         if isinstance(e.step, Compute):
             sent = sum(seconds for _, seconds in takes.communication_times(e.step))
-            total += e.assumed * (takes.seconds_of(e.step) - sent)
+            total += e.assumed_count * (takes.seconds_of(e.step) - sent)
         elif isinstance(e.step, Box) and not takes.box_bytes(e.step):
-            total += e.assumed * takes.seconds_of(e.step)
+            total += e.assumed_count * takes.seconds_of(e.step)
     return total
 
 

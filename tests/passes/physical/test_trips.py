@@ -108,7 +108,7 @@ def test_what_a_trip_makes_itself_is_not_held_from_outside() -> None:
     sunk = sunk_into(loop)
     assert isinstance(loop.step, Border)
     whole, inside = trip_ops(loop.step, 0, sizes), trip_ops(loop.step, 0, sizes, sunk)
-    assert len(sunk) == 1 and len(inside.held) == len(whole.held) - 1
+    assert len(sunk) == 1 and len(inside.whole_inputs) == len(whole.whole_inputs) - 1
     assert len(inside.ops) == len(whole.ops) + 1
 
 

@@ -226,7 +226,9 @@ def test_every_op_has_one_part_on_each_of_its_placements() -> None:
     shares = Splitter(graph, where, order, 2).subgraphs()
     assert sorted(r for s in shares for r in s.results) == list(range(len(graph.outputs)))
     for s in shares:
-        assert {v for v in s.fed if any(v in t.passed for t in shares if t is not s)} == set(s.fed)
+        assert {v for v in s.micro_receives if any(v in t.micro_sends for t in shares if t is not s)} == set(
+            s.micro_receives
+        )
 
 
 def without_step(c: Cut) -> Cut:
@@ -271,4 +273,4 @@ def test_pieces_that_are_not_all_of_the_program_do_not_pass(harm: Callable[[Cut]
 def test_an_unsent_value_does_not_pass() -> None:
     cuts = compiled(batched(unet), M, X).cuts(True)
     with pytest.raises(AssertionError, match="is not passed"):
-        check_cuts([replace(cuts[0], passed={}), *cuts[1:]])
+        check_cuts([replace(cuts[0], micro_sends={}), *cuts[1:]])

@@ -83,14 +83,14 @@ def tables(a: int, b: int) -> list[np.ndarray]:
 
 
 def operands(x: LaterUse) -> list[LaterUse]:
-    return [MODEL.later[v] for v in x.made.inputs if isinstance(v, int) and v in MODEL.later]
+    return [MODEL.later[v] for v in x.maker.inputs if isinstance(v, int) and v in MODEL.later]
 
 
 def test_there_are_two_or_three_ways_to_keep_what_is_not_written() -> None:
-    assert {x.kept // x.each for x in UNWRITTEN} == {2, 3}
+    assert {x.kept_count // x.each for x in UNWRITTEN} == {2, 3}
     for x in UNWRITTEN:
         lies = MODEL.states[x.variable]
-        assert lies[: x.kept] == lies[: x.each] * (x.kept // x.each)
+        assert lies[: x.kept_count] == lies[: x.each] * (x.kept_count // x.each)
 
 
 def test_what_is_computed_for_what_runs_again_takes_what_its_op_does() -> None:
@@ -98,14 +98,14 @@ def test_what_is_computed_for_what_runs_again_takes_what_its_op_does() -> None:
     spots = [x for x in UNWRITTEN if x.has_spots]
     assert spots
     for x in spots:
-        maker = MODEL.nodes[x.made.id]
+        maker = MODEL.nodes[x.maker.id]
         (table,) = tables(maker, x.variable)
         lies, seconds = MODEL.states[x.variable], MODEL.unary[maker]
         for s, strategy in enumerate(MODEL.states[maker]):
             same = np.array([nd == strategy.results[0] for nd in lies[: x.each]])
-            assert not table[s, : x.each].any() and not table[s, x.kept :].any()
+            assert not table[s, : x.each].any() and not table[s, x.kept_count :].any()
             assert (table[s, x.each : 2 * x.each] == np.where(same, 0.0, np.inf)).all()
-            assert (table[s, 2 * x.each : x.kept] == np.where(same, seconds[s], np.inf)).all()
+            assert (table[s, 2 * x.each : x.kept_count] == np.where(same, seconds[s], np.inf)).all()
 
 
 def test_what_runs_again_reads_nothing_that_is_only_computed_for_other_uses() -> None:
@@ -113,19 +113,21 @@ def test_what_runs_again_reads_nothing_that_is_only_computed_for_other_uses() ->
     read = 0
     for y in MODEL.later.values():
         for x in (x for x in operands(y) if x.value not in MODEL.lives and x.has_spots):
-            table, k = np.sum(tables(x.variable, y.variable), axis=0), y.made.inputs.index(x.value)
-            columns = [(s.operands[k], table[:, y.kept + i]) for i, s in enumerate(MODEL.silent(y.made))]
+            table, k = np.sum(tables(x.variable, y.variable), axis=0), y.maker.inputs.index(x.value)
+            columns = [
+                (s.operands[k], table[:, y.kept_count + i]) for i, s in enumerate(MODEL.silent(y.maker))
+            ]
             if y.value not in MODEL.lives and y.has_spots:
                 columns += [
                     (s.operands[k], table[:, 2 * y.each + i])
                     for i, nd in enumerate(MODEL.states[y.variable][: y.each])
-                    for s in MODEL.silent(y.made)
+                    for s in MODEL.silent(y.maker)
                     if s.results[0] == nd
                 ]
             for wanted, column in columns:
                 same = [nd == wanted for nd in MODEL.states[x.variable][: x.each]]
                 assert np.isinf(column[x.each : 2 * x.each][same]).all()
-                assert np.isfinite(column[2 * x.each : x.kept][same]).all()
+                assert np.isfinite(column[2 * x.each : x.kept_count][same]).all()
                 read += sum(same)
     assert read
 
@@ -136,10 +138,10 @@ def test_the_search_and_the_evaluator_agree_on_what_is_computed_for_what_runs_ag
     forced = [x for x in MODEL.later.values() if x.value in MODEL.lives and operands(x)]
     for x in forced:
         unary[x.variable] = unary[x.variable].copy()
-        unary[x.variable][: x.kept] = np.inf
+        unary[x.variable][: x.kept_count] = np.inf
     found = solve(replace(NETWORK, unary=tuple(unary)))
-    spots = [x for x in UNWRITTEN if 2 * x.each <= found.states[x.variable] < x.kept]
-    assert any(any(MODEL.c.traffic[x.made.id].reads) for x in spots)
+    spots = [x for x in UNWRITTEN if 2 * x.each <= found.states[x.variable] < x.kept_count]
+    assert any(any(MODEL.c.traffic[x.maker.id].reads) for x in spots)
     chosen = MODEL.chosen_signatures(found.states, found.cost, found.bound)
     takes = Evaluator(insert_boxing(GIVEN[0], chosen, GIVEN[2]), GIVEN[2].network)
     barriers = sum(
@@ -153,11 +155,11 @@ def test_what_is_computed_later_wants_what_it_is_made_of_kept() -> None:
     assert chained
     for x, y in chained:
         table = np.sum(tables(y.variable, x.variable), axis=0)
-        computed = slice(x.each, x.kept)
-        assert np.isinf(table[y.kept :, computed]).all()
-        assert np.isfinite(table[: y.kept, computed]).any()
+        computed = slice(x.each, x.kept_count)
+        assert np.isinf(table[y.kept_count :, computed]).all()
+        assert np.isfinite(table[: y.kept_count, computed]).any()
         # Boxed it lies there itself, and what runs again reads it late.
-        assert np.isfinite(np.delete(table, np.arange(x.kept), axis=1)).any()
+        assert np.isfinite(np.delete(table, np.arange(x.kept_count), axis=1)).any()
 
 
 def test_what_is_boxed_and_kept_has_bytes_until_its_later_uses() -> None:
@@ -169,8 +171,8 @@ def test_what_is_boxed_and_kept_has_bytes_until_its_later_uses() -> None:
         assert (load.bytes[:half] > 0.0).all() and not load.bytes[half:].any()
         (table,) = tables(x.variable, MODEL.boxed[x.value])
         # One way where the share is boxed, the other where it is not.
-        assert np.isinf(table[:half, half:]).all() and np.isinf(table[half : x.kept, :half]).all()
-        assert np.isfinite(table[x.kept :]).all()
+        assert np.isinf(table[:half, half:]).all() and np.isinf(table[half : x.kept_count, :half]).all()
+        assert np.isfinite(table[x.kept_count :]).all()
 
 
 def test_what_is_never_boxed_is_not_kept_so() -> None:

@@ -43,19 +43,19 @@ def test_against_every_assignment(seed: int, held: tuple[int, ...]) -> None:
         return
     for wanted in (2, 100):
         found = cheapest_held(network, alternatives, wanted, Effort().at_most(60.0))
-        assert [s.cost for _, s in found.found] == pytest.approx(possible[:wanted])
-        assert all(s.cost == pytest.approx(best[i]) and s.gap == 0.0 for i, s in found.found)
-        assert all({x: s.states[x] for x in held} == alternatives[i] for i, s in found.found)
+        assert [s.cost for _, s in found.solutions] == pytest.approx(possible[:wanted])
+        assert all(s.cost == pytest.approx(best[i]) and s.gap == 0.0 for i, s in found.solutions)
+        assert all({x: s.states[x] for x in held} == alternatives[i] for i, s in found.solutions)
         assert found.unknown == 0 and found.slower >= len(possible[wanted:])
-        assert found.slower + found.impossible == len(best) - len(found.found)
+        assert found.slower + found.impossible == len(best) - len(found.solutions)
 
 
 def test_nothing_is_asked() -> None:
-    assert cheapest_held(random_network(0), [], 4, Effort()).found == ()
+    assert cheapest_held(random_network(0), [], 4, Effort()).solutions == ()
 
 
 def test_without_time_the_first_is_still_found() -> None:
     network = random_network(3)
     alternatives = [{0: k} for k in range(network.unary[0].size)]
     found = cheapest_held(network, alternatives, 2, Effort().at_most(0.0))
-    assert len(found.found) + found.unknown + found.impossible + found.slower == len(alternatives)
+    assert len(found.solutions) + found.unknown + found.impossible + found.slower == len(alternatives)

@@ -50,9 +50,9 @@ def test_what_may_be_recomputed_costs_nothing_where_nothing_is_short() -> None:
 def test_results_of_the_forward_that_the_backward_wants_may_be_recomputed() -> None:
     model = RecomputingModel(*given_of(), LIMIT)
     model.build()
-    ops = {x.made.op for x in model.later.values()}
+    ops = {x.maker.op for x in model.later.values()}
     assert {"dot_general", "exp", "div"} <= ops
-    assert all(not x.made.role.undoes and x.since < x.start < x.until for x in model.later.values())
+    assert all(not x.maker.role.undoes and x.since < x.start < x.until for x in model.later.values())
     small = RecomputingModel(*given_of(), 1e12)
     small.build()
     assert not small.later

@@ -45,18 +45,18 @@ def found() -> tuple[Recall, ChoiceRecord]:
 def recall_choice(recall: Recall) -> Any:
     from tests.passes.plan.cheapest import choose
 
-    return choose(recall.candidates, recall.asked, recall.boxings)
+    return choose(recall.candidates, recall.boundary, recall.boxings)
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
     recall, record = found()
     again = read_record(json.loads(json.dumps(record_data(record))))
     assert again == record and again.notes == ("a remark",)
-    chosen = chosen_by(again, recall.candidates, recall.asked)
+    chosen = chosen_by(again, recall.candidates, recall.boundary)
     assert chosen == recall_choice(recall)
     # Another process has other objects of the same candidates.
     other = question()
-    assert chosen_by(again, other.candidates, other.asked).inputs == record.inputs
+    assert chosen_by(again, other.candidates, other.boundary).inputs == record.inputs
 
 
 WRONG: dict[str, Any] = {
@@ -80,7 +80,7 @@ WRONG: dict[str, Any] = {
 def test_what_does_not_fit_is_not_taken(wrong: Any) -> None:
     recall, record = found()
     with pytest.raises(NotTaken):
-        chosen_by(wrong(record), recall.candidates, recall.asked)
+        chosen_by(wrong(record), recall.candidates, recall.boundary)
 
 
 def test_a_row_that_is_not_there_is_no_record() -> None:

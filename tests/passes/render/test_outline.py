@@ -71,10 +71,10 @@ def test_equal_layers_are_one_group(deep_plan: Plan) -> None:
 
 def test_collectives_stand_where_they_are_wanted(deep_plan: Plan) -> None:
     outline, wiring = outlined(deep_plan)
-    rows = Counter(r for s in wiring.sent for r in s.rows)
+    rows = Counter(r for s in wiring.collectives for r in s.rows)
     assert set(rows) == set(range(len(deep_plan.collectives))) and set(rows.values()) == {1}
     n = len(outline.groups)
-    for k, s in enumerate(wiring.sent):
+    for k, s in enumerate(wiring.collectives):
         assert any(b == n + k for _, b in wiring.edges) or s.kind == "all_gather"
         assert any(a == n + k for a, _ in wiring.edges) or n + k in wiring.makers.values()
 
@@ -85,7 +85,7 @@ def test_a_loop_is_a_group() -> None:
     (loop,) = (k for k, g in enumerate(outline.groups) if g.kind == "loop")
     assert outline.groups[loop].title == "scan x 3"
     # The stack is gathered once, before the loop, and read in it.
-    (sent,) = wiring.sent
+    (sent,) = wiring.collectives
     assert sent.parent == outline.groups[loop].parent and plan.collectives[sent.rows[0]].count == 1
     (read,) = (b for a, b in wiring.edges if a == len(outline.groups))
     assert outline.groups[read].parent == loop

@@ -72,7 +72,7 @@ def test_what_is_not_proven_is_said_with_its_gap(plan: Plan) -> None:
     target = NamedTensors(plan, plan.physical, r.request.ties).find("v")
     search = r.search(plan.physical, target, Effort())
     states = tuple(search.problem.plan_states)
-    cost = search.problem.indexed.dense().cost(states)
+    cost = search.problem.network.dense().cost(states)
     for bound, slack in ((cost, 0.0), (0.75 * cost, 0.25 * cost)):
         held = search.plan_of((S(0),), Solution(states, cost, bound))
         assert held.slack_seconds == pytest.approx(slack) and held.signature == (S(0),)

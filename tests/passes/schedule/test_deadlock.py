@@ -108,7 +108,7 @@ def test_the_proof_agrees_with_trying(name: str, ranks: int, microbatches: int, 
         outcomes[through] += 1
         if trial % 4 == 0:
             assert simulated(schedule, edges) is through
-        if found is not None and not found.missing:
+        if found is not None and not found.missing_actions:
             check_cycle(schedule, found.cycle, found.reasons)
     assert min(outcomes.values()) >= 40, outcomes
 
@@ -161,7 +161,7 @@ def test_a_transfer_with_one_end_is_named() -> None:
     assert str(found) == "never done, and waited for: RF1:0<0"
     both = find_deadlock(written("none", 1, (0, 1, 2), "F0:0 SF0:0>1", "RF1:0<0 F1:0", "F2:0"))
     assert both is not None
-    assert both.missing == (action("RF2:0<1"),)
+    assert both.missing_actions == (action("RF2:0<1"),)
 
 
 def test_sends_in_another_order_than_receives() -> None:

@@ -53,11 +53,11 @@ def check(
     assert find_deadlock(choice.schedule, edges) is None
     taken = [c for c in choice.candidates if c.schedule is choice.schedule]
     assert [c.peak_bytes for c in taken] == [held]
-    fitting = [c.seconds for c in choice.candidates if not c.refused]
+    fitting = [c.seconds for c in choice.candidates if not c.reason]
     assert taken[0].seconds == min(fitting)
     for c in choice.candidates:
         over = c.schedule is not None and any(h > x for h, x in zip(c.peak_bytes, limits, strict=True))
-        assert bool(c.refused) is (c.schedule is None or over)
+        assert bool(c.reason) is (c.schedule is None or over)
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -147,7 +147,7 @@ def test_without_split_backwards() -> None:
     choice = search((0, 1, 2), 6, equal_times(3), units(3), (6,) * 3, split=False)
     kinds = {a.kind for order in choice.schedule.orders for a in order}
     assert kinds == {Kind.F, Kind.B}
-    assert "splits backwards" in {c.refused for c in choice.candidates if c.name == "zb-h1"}
+    assert "splits backwards" in {c.reason for c in choice.candidates if c.name == "zb-h1"}
 
 
 def test_the_table_gives_reasons() -> None:

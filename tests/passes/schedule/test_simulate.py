@@ -214,7 +214,7 @@ def test_memory_over_time_has_the_peak_of_the_orders(name: str) -> None:
 
 
 def test_a_footprint_that_does_not_fit() -> None:
-    with pytest.raises(ArgumentError, match=r"footprint\.working"):
+    with pytest.raises(ArgumentError, match=r"footprint\.working_bytes"):
         peaks(TWO, Footprint((1, 1), (), (1,)))
     with pytest.raises(ArgumentError, match=r"footprint\.residuals"):
         peaks(TWO, Footprint(()))

@@ -74,7 +74,7 @@ def test_programs_too_large_to_write_down_have_seeds(monkeypatch: pytest.MonkeyP
     question, found = asked(step, FOUR, *args), list[Explorer]()
     few = axes_alike(question.candidates, axis_groups(FOUR, hardware_for("h100")))
     whole, grouped = (
-        Model(candidates, question.asked, question.boxings).build_indexed().cells
+        Model(candidates, question.boundary, question.boxings).build_indexed().cells
         for candidates in (question.candidates, few)
     )
     assert grouped < whole / 40
@@ -101,14 +101,14 @@ def test_a_plan_keeps_its_strategies() -> None:
     """The model of few strategies has it, at what it takes in that of all."""
     place = sbp.placement("h100", shape=(2, 2, 2))
     question = asked(step, place, *ARGS)
-    model = Model(question.candidates, question.asked, question.boxings)
+    model = Model(question.candidates, question.boundary, question.boxings)
     network = model.build()
     found = solve(network)
     known = model.chosen_signatures(found.states, found.cost, found.bound)
     groups = axis_groups(place, hardware_for("h100"))
     few = axes_alike(question.candidates, groups, known)
     assert all(any(s is known.strategies[i] for s in own) for i, own in few.strategies.items())
-    grouped = Model(few, question.asked, question.boxings)
+    grouped = Model(few, question.boundary, question.boxings)
     small = grouped.build()
     states = states_of(grouped, small, known)
     assert small.cost(states) == pytest.approx(found.cost, rel=1e-12)

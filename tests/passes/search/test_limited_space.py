@@ -200,7 +200,7 @@ def test_values_for_later_uses_have_the_phase_of_these() -> None:
     assert later and {exposure.phases[v] for v in later} <= {"forward", "backward", ""}
     clock, states = Clock(model.c, model.boxings), solve(network).states
     times = clock.times(model.chosen_signatures(states, 0.0, 0.0))
-    assert max(times.sent, default=0) < len(model.c.graph.values)
+    assert max(times.sent_seconds, default=0) < len(model.c.graph.values)
     assert set(exposure.shares(times)) >= set(exposure.groups)
 
 

@@ -102,7 +102,7 @@ def searched(given: LimitedProblem, limit: float) -> FoundSignatures:
     free = (None,) * len(graph.inputs), (None,) * len(graph.outputs)
     hardware = given.boxings.network.hardware
     request = Request("f", place, hardware, *free, free[1], terms=Terms(memory_limit_bytes=limit))
-    return Search(given.candidates, given.asked, given.boxings, request).run()
+    return Search(given.candidates, given.boundary, given.boxings, request).run()
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -41,7 +41,7 @@ def planned(in_sbp: Any = sbp.AUTO, **options: Any) -> sbp.Plan:
 
 
 def test_a_model_is_given_up_when_the_time_is_over(question: Any) -> None:
-    given = question.candidates, question.asked, question.boxings
+    given = question.candidates, question.boundary, question.boxings
     with pytest.raises(CutOff):
         CutModel(*given, lambda: True).build_indexed()
     whole = CutModel(*given, lambda: False).build_indexed()
@@ -49,8 +49,8 @@ def test_a_model_is_given_up_when_the_time_is_over(question: Any) -> None:
 
 
 def test_few_signatures_are_some_of_all_and_cost_the_same(question: Any) -> None:
-    whole = Model(question.candidates, question.asked, question.boxings)
-    few = Model(axes_alike(question.candidates, ((0, 1),)), question.asked, question.boxings)
+    whole = Model(question.candidates, question.boundary, question.boxings)
+    few = Model(axes_alike(question.candidates, ((0, 1),)), question.boundary, question.boxings)
     networks = whole.build_indexed(), few.build_indexed()
     best, found = (solve_indexed(network) for network in networks)
     assert best.cost <= found.cost < math.inf
@@ -64,13 +64,13 @@ def test_few_signatures_are_some_of_all_and_cost_the_same(question: Any) -> None
 
 def test_the_ops_alone_take_no_more_than_any_plan(question: Any) -> None:
     least = least_seconds(question.candidates, question.boxings)
-    assert 0 < least <= choose(question.candidates, question.asked, question.boxings).seconds
+    assert 0 < least <= choose(question.candidates, question.boundary, question.boxings).seconds
 
 
 def test_a_plan_in_no_time_says_so_and_is_no_worse_than_layouts_by_name(question: Any) -> None:
     best, cut = planned(), planned(time_limit=0.0)
     pool, clock = Pool(math.inf, WorkCount()), Clock(question.candidates, question.boxings)
-    add_floor(pool, clock, question.asked, ())
+    add_floor(pool, clock, question.boundary, ())
     assert {"data", "ZeRO-3", "tensor", "data x tensor"} <= {x.source for x in pool.candidates}
     assert pool.best is not None
     assert best.step_seconds <= cut.step_seconds <= pool.best.times.step_seconds

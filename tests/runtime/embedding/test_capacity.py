@@ -93,7 +93,7 @@ def check_planned_again(program: sbp.Program, warned: list[str], args: Any) -> N
     found = [node.params["samples"] for node in plan.physical.graph.walk() if ids_of(node)]
     assert found and all(s.again for samples in found for s in samples)
     (built,) = program._built.values()
-    assert isinstance(built.counting, KeyCounts) and not built.counting.watches
+    assert isinstance(built.key_counts, KeyCounts) and not built.key_counts.watches
 
 
 @pytest.mark.parametrize("on", [LINE, GRID], ids=str)
@@ -104,7 +104,7 @@ def test_a_room_too_small_is_noticed_and_planned_once_more(on: sbp.Placement) ->
     check_planned_again(program, warned, SHAPES)
     assert "sbp_lookup at test_capacity.py" in warned[0]
     (count,) = program.key_counts()
-    assert count.calls == calls and count.given == count.served == KEYS * calls
+    assert count.calls == calls and count.given_keys == count.served_keys == KEYS * calls
     assert count.most_rounds <= (3 if on is LINE else 6)
 
 
@@ -138,7 +138,7 @@ def test_a_room_that_was_asked_for_stays() -> None:
     program = program_of(capacity=2)
     assert looked_up(program, FEW, FIRST_CALLS + 2) == []
     (built,) = program._built.values()
-    assert built.counting is None
+    assert built.key_counts is None
 
 
 def test_ids_that_no_argument_tells_are_reported() -> None:
@@ -165,15 +165,16 @@ def test_looking_at_rounds_costs_no_collective() -> None:
     args = program.place(TABLE, real())
     (built,) = program._built.values()
     assert isinstance(built, CompiledProgram)
-    counting = built.counting
+    counting = built.key_counts
     assert isinstance(counting, KeyCounts) and counting.watches
     plain, counted = (read_compiled(built.jit(LINE.mesh, c).lower(*args).compile()) for c in (None, counting))
     assert plain.by_kind() == counted.by_kind()
     waits = NonCallableMock(is_ready=lambda: False, is_fully_addressable=True)
     counting.add(waits)
-    assert counting.waiting is waits and counting.crowded_exchanges() == [] and counting.waiting is waits
+    assert counting.last_counts is waits and counting.crowded_exchanges() == []
+    assert counting.last_counts is waits
     program(*args)
-    assert counting.pending == []
+    assert counting.pending_counts == []
 
 
 # --- rooms ------------------------------------------------------------------------------------------------
@@ -242,8 +243,8 @@ def test_processes_conclude_before_the_same_call(monkeypatch: pytest.MonkeyPatch
     counting = KeyCounts(keys=False, watches=True, calls=FIRST_CALLS - 1)
     away = NonCallableMock(is_fully_addressable=False, addressable_data=lambda _: np.ones((1, 0, 1)))
     counting.add(away)
-    assert counting.waiting is away
+    assert counting.last_counts is away
     for _ in range(FIRST_CALLS, EVERY - 1):
-        assert counting.crowded_exchanges() == [] and counting.waiting is away
+        assert counting.crowded_exchanges() == [] and counting.last_counts is away
         counting.add(away)
-    assert counting.crowded_exchanges() == [] and counting.waiting is None
+    assert counting.crowded_exchanges() == [] and counting.last_counts is None

@@ -41,9 +41,9 @@ def test_every_key_is_counted() -> None:
     assert jnp.asarray(two).weak_type
     looked_up, updated = program.key_counts()
     assert looked_up.op == "sbp_lookup" and looked_up.calls == 3
-    assert looked_up.given == looked_up.served == 64 + 64 + 32
+    assert looked_up.given_keys == looked_up.served_keys == 64 + 64 + 32
     # Of each device its own distinct keys: all 8 are distinct in every batch.
-    assert updated.given == updated.served == 64 + 64 + 32
+    assert updated.given_keys == updated.served_keys == 64 + 64 + 32
     # Eight keys of one owner with room for two; an update begins again once it is known that they do not fit.
     assert (looked_up.most_rounds, updated.most_rounds) == (4, 5)
     assert str(looked_up).endswith(": 160 keys in 3 calls, all served, in 4 rounds at most")

@@ -119,7 +119,7 @@ def test_what_a_section_reads_of_another_goes_through_a_barrier(monkeypatch: pyt
         own = {v for s in section.steps for v in writes(s)}
         for s in section.steps:
             crossing = {v for v in reads(s) if v not in own and v in made}
-            assert crossing <= set(before.held)
+            assert crossing <= set(before.barrier_versions)
     # Every kernel is in one of them, once.
     ran = [id(s) for x in sections for s in x.steps if id(s) in kernels]
     assert len(ran) == len(set(ran)) and set(ran) == kernels

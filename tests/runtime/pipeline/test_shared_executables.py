@@ -43,15 +43,15 @@ def test_equal_programs_are_compiled_once() -> None:
     want = 3 * np.arange(4) + np.array([2, 4, 2, 4])
     for first in (0, 2, 4, 6):
         np.testing.assert_array_equal(run(shared, first, 3.0), want)
-    assert (shared.compiled, shared.loaded) == (1, 3)
+    assert (shared.compiled_count, shared.loaded_count) == (1, 3)
     run(shared, 0, 2.0)
-    assert shared.compiled == 2
+    assert shared.compiled_count == 2
 
 
 def test_programs_that_call_the_host_are_not_shared() -> None:
     shared = Executables()
     assert run(shared, 0, 1.0, True).tolist() == run(shared, 2, 1.0, True).tolist()
-    assert (shared.compiled, shared.loaded) == (2, 0)
+    assert (shared.compiled_count, shared.loaded_count) == (2, 0)
 
 
 def test_stages_that_are_alike_share_their_programs() -> None:
@@ -75,4 +75,4 @@ def test_stages_that_are_alike_share_their_programs() -> None:
     assert sbp.verify(program, weights, jnp.ones((4, 4))).largest < 1e-5
     built: Any = program._prepare((weights, jnp.ones((4, 4))), {})[1]
     executables = built.executor.executables
-    assert (executables.compiled, executables.loaded) == (11, 21)
+    assert (executables.compiled_count, executables.loaded_count) == (11, 21)

@@ -114,12 +114,12 @@ def test_stages_that_are_planned_otherwise_give_one_array() -> None:
     step = program()
     step.plan(*arguments())
     (built,) = step._built.values()
-    assert isinstance(built, CompiledPipeline) and built.stacked is not None
+    assert isinstance(built, CompiledPipeline) and built.stacked_leaves is not None
     first, last = (p.mesh for p in GRID.split("stage"))
     parts = [
         jax.device_put(np.full((2, 4), i, np.float32), jax.NamedSharding(mesh, PartitionSpec(*spec)))
         for i, (mesh, spec) in enumerate(((first, (None, "data")), (last, ("data",))))
     ]
-    whole = built.stacked._stack(parts)
+    whole = built.stacked_leaves._stack(parts)
     assert whole.sharding.spec == PartitionSpec("stage", "data")
     np.testing.assert_array_equal(whole[:, 0], [0, 0, 1, 1])

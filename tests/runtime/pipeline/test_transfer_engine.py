@@ -54,7 +54,7 @@ def test_what_comes_is_what_was_sent(name: str) -> None:
     assert come is not None and come.sharding.is_equivalent_to(transfer.comes, come.ndim)
     np.testing.assert_array_equal(numbers(come), numbers(x))
     assert len(list(compiled.programs)) == programs
-    assert all(id(program) in executables.used for program, _ in compiled.programs)
+    assert all(id(program) in executables.keys for program, _ in compiled.programs)
 
 
 @pytest.mark.parametrize("name", CARGOS)
@@ -62,20 +62,20 @@ def test_a_way_that_was_saved_compiles_nothing(name: str) -> None:
     x, transfer, _ = sent(name)
     engine = TransferEngine()
     engine.compile(transfer)
-    keys = {id(p): engine.executables.used[id(p)] for p, _ in engine.known[transfer].programs}
-    serial = {key: engine.executables.known[key].serial for key in keys.values()}
-    names = {id(p): (keys[id(p)], tuple(d.id for d in at)) for p, at in engine.known[transfer].programs}
+    keys = {id(p): engine.executables.keys[id(p)] for p, _ in engine.transfers[transfer].programs}
+    serial = {key: engine.executables.by_text[key].serial for key in keys.values()}
+    names = {id(p): (keys[id(p)], tuple(d.id for d in at)) for p, at in engine.transfers[transfer].programs}
     loaded = unpack(pack(engine, Programs(serial, names)), jax.devices())
     assert (
-        isinstance(loaded.known[transfer], CompiledTransfer)
-        and loaded.known[transfer] is not engine.known[transfer]
+        isinstance(loaded.transfers[transfer], CompiledTransfer)
+        and loaded.transfers[transfer] is not engine.transfers[transfer]
     )
     assert (
-        loaded.known[transfer].crossing.receive_buffers.keys()
-        == engine.known[transfer].crossing.receive_buffers.keys()
+        loaded.transfers[transfer].crossing.receive_buffers.keys()
+        == engine.transfers[transfer].process_transfer.receive_buffers.keys()
     )  # zeros are put there
     with counted() as events:
-        come = loaded.known[transfer].run(x)
+        come = loaded.transfers[transfer].run(x)
     assert events.get(COMPILED, 0) == 0
     np.testing.assert_array_equal(numbers(come), numbers(x))
 
@@ -91,4 +91,4 @@ def test_ways_that_are_alike_are_compiled_once() -> None:
             StageTransfer(x.shape, x.dtype, sharding, NamedSharding(b.mesh, ROWS)), executables
         )
         np.testing.assert_array_equal(compiled.run(jax.device_put(x, sharding)), x)
-    assert (executables.compiled, executables.loaded) == (1, 2)
+    assert (executables.compiled_count, executables.loaded_count) == (1, 2)

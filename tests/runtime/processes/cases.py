@@ -225,7 +225,7 @@ def crowded(steps: int) -> Any:
         warnings.simplefilter("always")
         found = trained(program, table, optimizer.init(table), batches, steps)
     again = sum("capacity was planned again" in str(w.message) for w in caught)
-    counted = [(c.op, c.calls, c.given == c.served) for c in program.key_counts()]
+    counted = [(c.op, c.calls, c.given_keys == c.served_keys) for c in program.key_counts()]
     return {**found, "again": again, "counted": counted}
 
 

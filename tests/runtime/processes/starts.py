@@ -130,7 +130,7 @@ def host_batches() -> list[Any]:
     sums = []
     for i in range(3):
         sums.append(float(step(x + i)))
-        met.append(others.met)
+        met.append(others.meetings)
     kept = np.ones(4, np.float32)
     grow = sbp.compile(lambda w: w + 1, step.placement, in_sbp=([B],), donate_argnums=(0,))
     sums.append(float(np.asarray(sbp.to_host(grow(kept))).sum()))

@@ -113,8 +113,10 @@ def test_pages_of_the_runtime_are_held_back_and_read() -> None:
     shown = [line for line in (OWN + LOST + OWN).splitlines(keepends=True) if fold.shows(line)]
     assert "".join(shown) == OWN + OWN
     assert fold.has_lost_others and fold.unheard == {1, 12}
-    assert len(fold.kept) == len(LOST.splitlines())
-    expected = f"left out: {2 * len(fold.kept)} lines of the C++ runtime of processes 0, 3, which have lost"
+    assert len(fold.held_lines) == len(LOST.splitlines())
+    expected = (
+        f"left out: {2 * len(fold.held_lines)} lines of the C++ runtime of processes 0, 3, which have lost"
+    )
     assert str(left_out([(0, fold), (1, TraceFold()), (3, fold)])).startswith(expected)
 
 

@@ -66,8 +66,8 @@ def test_timelines(profile: Profile) -> None:
             )
             assert s.end > first
     assert profile.timeline.start == 0 and 0 <= profile.timeline.bubble_fraction < 1
-    assert profile.simulated is not None and plan.timeline is not None
-    assert profile.simulated.spans == plan.timeline.spans
+    assert profile.simulated_timeline is not None and plan.timeline is not None
+    assert profile.simulated_timeline.spans == plan.timeline.spans
 
 
 def test_what_was_held(profile: Profile) -> None:
@@ -84,16 +84,16 @@ def test_times(profile: Profile) -> None:
     found = {(a.kind, a.stage): a for a in profile.actions}
     sent = {(Kind.SEND_F, 0), (Kind.SEND_B, 1)}
     assert set(found) == {(k, s) for k in (Kind.F, Kind.B) for s in (0, 1)} | sent
-    assert all(a.alone > 0 for a in profile.actions)
+    assert all(a.alone_seconds > 0 for a in profile.actions)
     assert profile.task is not None and profile.times is not None
     times = profile.task.figures.times
     for s in (0, 1):
-        assert found[Kind.F, s].estimated == times.forward[s]
-        assert profile.times.forward[s] == found[Kind.F, s].alone
+        assert found[Kind.F, s].estimated_seconds == times.forward[s]
+        assert profile.times.forward[s] == found[Kind.F, s].alone_seconds
         whole = profile.times.input_gradient[s] + profile.times.weight_gradient[s]
-        assert whole == pytest.approx(found[Kind.B, s].alone)
+        assert whole == pytest.approx(found[Kind.B, s].alone_seconds)
     assert profile.times.input_gradient[0] == 0  # nobody waits for stage 0
-    assert profile.times.transfers[0, 1] == found[Kind.SEND_F, 0].alone
+    assert profile.times.transfers[0, 1] == found[Kind.SEND_F, 0].alone_seconds
     assert measured_times(profile.task, profile.actions) == profile.times
     assert profile.driver_seconds is not None and profile.driver_seconds > 0
 
@@ -125,9 +125,11 @@ def test_text_and_files(profile: Profile, tmp_path: Path) -> None:
 @pytest.mark.full
 def test_best_runs(profile: Profile) -> None:
     best = profile.best()
-    assert best.name.startswith("auto (") and profile.task is not None and profile.replayed is not None
+    assert (
+        best.name.startswith("auto (") and profile.task is not None and profile.replayed_timeline is not None
+    )
     choice = profile.task.search(None, profile.times)
-    assert choice.timeline.makespan <= profile.replayed.makespan
+    assert choice.timeline.makespan <= profile.replayed_timeline.makespan
     program = compiled(schedule=best, threads=True)
     args = two_stages.values()
     got = program(*jax.tree.map(jnp.copy, args))

@@ -94,7 +94,7 @@ def made(request: pytest.FixtureRequest) -> tuple[Any, Any, Profile]:
 @pytest.mark.some(1)
 def test_every_collective_has_its_time_or_a_reason(made: tuple[Any, Any, Profile]) -> None:
     _, _, profile = made
-    assert profile.step is not None, profile.undivided
+    assert profile.step is not None, profile.no_breakdown_reason
     rows = profile.step.rows
     assert [c.name for c in profile.step.collectives if c.name] == [c.name for c in profile.plan.collectives]
     timed = [c for c in profile.plan.collectives if rows[c.name].seconds is not None]
@@ -118,7 +118,7 @@ def test_the_parts_are_the_step(made: tuple[Any, Any, Profile]) -> None:
     assert program is not None and len(step.step_seconds) == len(list(steps_by_number(program["steps"])))
     groups = group_times(program, step)
     assert math.fsum(g.seconds for g in groups) == pytest.approx(step.kernel_seconds)
-    planned = math.fsum(g.estimated for g in groups)
+    planned = math.fsum(g.estimated_seconds for g in groups)
     collectives = math.fsum(c.seconds for c in profile.plan.collectives)
     assert planned + collectives == pytest.approx(profile.plan.seconds, rel=0.02)
     assert any(g.seconds for g in groups if g.phase not in (BOXING, ""))
@@ -204,7 +204,7 @@ def test_a_profile_that_is_being_recorded(tmp_path: Any) -> None:
     program = sbp.compile(lambda x: x * 2, sbp.placement("cpu", shape=(2,)))
     with jax.profiler.trace(str(tmp_path)):
         profile = program.profile(jnp.ones((4, 4)))
-    assert profile.step is None and "cannot be started" in profile.undivided
+    assert profile.step is None and "cannot be started" in profile.no_breakdown_reason
     assert "not: JAX's profiler cannot be started" in str(profile)
 
 
@@ -236,7 +236,7 @@ def program_of(plan: PlanData) -> dict[str, Any]:
 def test_each_placement_of_a_pipeline(pipeline: Profile) -> None:
     """Its parts are the step too, and every collective of every placement has its time."""
     plan = pipeline.plan
-    assert plan.stages and len(pipeline.places) == 2 and not pipeline.undivided
+    assert plan.stages and len(pipeline.places) == 2 and not pipeline.no_breakdown_reason
     for part, step in zip(plan.stages, pipeline.places, strict=True):
         parts = step.kernel_seconds + step.exposed_seconds + step.waiting_seconds + step.unclaimed_seconds
         assert parts == pytest.approx(step.seconds, rel=1e-9) and step.kernel_seconds > 0
@@ -253,10 +253,14 @@ def test_what_a_stage_sends_stands_beside_its_estimate(pipeline: Profile) -> Non
     sent = {a.kind.value: a for a in pipeline.actions if a.kind.value in ("SF", "SB")}
     assert pipeline.task is not None
     times = pipeline.task.figures.times
-    assert sent["SF"].estimated == times.on_the_way(0, 1) and sent["SB"].estimated == times.on_the_way(1, 0)
+    assert sent["SF"].estimated_seconds == times.on_the_way(0, 1) and sent[
+        "SB"
+    ].estimated_seconds == times.on_the_way(1, 0)
     headings, *rows = pipeline.rows()
     ratio = headings.index("ratio")
-    assert [row[ratio] for row in rows] == [ratio_text(a.alone, a.estimated) for a in pipeline.actions]
+    assert [row[ratio] for row in rows] == [
+        ratio_text(a.alone_seconds, a.estimated_seconds) for a in pipeline.actions
+    ]
 
 
 def test_a_page_of_a_pipeline_has_both(pipeline: Profile) -> None:

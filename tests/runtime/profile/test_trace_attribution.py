@@ -13,8 +13,8 @@ from sbp.runtime.profile.trace_attribution import KERNEL, SENDING, WAITING, Step
 
 
 def parts(found: StepAttribution) -> float:
-    claimed = math.fsum(s for kind in found.claimed for s in kind.values())
-    return claimed + found.before + found.between + found.after
+    claimed = math.fsum(s for kind in found.by_cause for s in kind.values())
+    return claimed + found.idle_before + found.idle_between + found.idle_after
 
 
 def test_kernels_come_before_what_is_sent_beside_them() -> None:
@@ -24,9 +24,9 @@ def test_kernels_come_before_what_is_sent_beside_them() -> None:
         (OpEvent(0, "k", 1.0, 4.0), OpEvent(0, "all-reduce", 2.0, 6.0), OpEvent(0, "l", 7.0, 8.0)),
     )
     found = account(step, {"all-reduce": ((0,),)})
-    assert found.claimed[KERNEL] == {"k": 3.0, "l": 1.0}
-    assert found.claimed[SENDING] == {"all-reduce": 2.0} and found.sent == {"all-reduce": 4.0}
-    assert (found.before, found.between, found.after) == (1.0, 1.0, 2.0)
+    assert found.by_cause[KERNEL] == {"k": 3.0, "l": 1.0}
+    assert found.by_cause[SENDING] == {"all-reduce": 2.0} and found.collectives == {"all-reduce": 4.0}
+    assert (found.idle_before, found.idle_between, found.idle_after) == (1.0, 1.0, 2.0)
     assert parts(found) == 10.0
 
 
@@ -35,22 +35,22 @@ def test_waiting_ends_when_the_last_of_the_group_comes() -> None:
     starts = {0: 1.0, 1: 5.0, 2: 2.0, 3: 2.0}
     step = TracedStep(0.0, 8.0, tuple(OpEvent(d, "send", s, 7.0) for d, s in starts.items()))
     found = account(step, {"send": ((0, 1), (2, 3))})
-    assert found.sent["send"] == pytest.approx((2.0 + 2.0 + 5.0 + 5.0) / 4)
-    assert found.claimed[WAITING]["send"] == pytest.approx(4.0 / 4)
+    assert found.collectives["send"] == pytest.approx((2.0 + 2.0 + 5.0 + 5.0) / 4)
+    assert found.by_cause[WAITING]["send"] == pytest.approx(4.0 / 4)
     assert found.times["send"] == 1 and parts(found) == pytest.approx(8.0)
 
 
 def test_nobody_is_said_to_wait_where_an_execution_was_not_seen() -> None:
     events = OpEvent(0, "send", 1.0, 2.0), OpEvent(0, "send", 3.0, 4.0), OpEvent(1, "send", 3.5, 4.0)
     found = account(TracedStep(0.0, 5.0, events), {"send": ((0, 1),)})
-    assert not found.claimed[WAITING]["send"] and parts(found) == pytest.approx(5.0)
+    assert not found.by_cause[WAITING]["send"] and parts(found) == pytest.approx(5.0)
 
 
 def test_two_kernels_share_an_instant_and_loops_only_surround() -> None:
     events = OpEvent(0, "while", 0.0, 9.0), OpEvent(0, "a", 1.0, 5.0), OpEvent(0, "b", 3.0, 5.0)
     found = account(TracedStep(0.0, 10.0, events), {}, ["while"])
-    assert found.claimed[KERNEL] == {"a": 3.0, "b": 1.0}
-    assert found.before == 1.0 and found.after == 5.0
+    assert found.by_cause[KERNEL] == {"a": 3.0, "b": 1.0}
+    assert found.idle_before == 1.0 and found.idle_after == 5.0
 
 
 def test_an_op_that_is_noted_late_ends_with_its_step() -> None:
@@ -58,12 +58,12 @@ def test_an_op_that_is_noted_late_ends_with_its_step() -> None:
     late = OpEvent(0, "a", 1.0, 6.0), OpEvent(0, "b", 4.5, 5.0)
     step = TracedStep(0.0, 4.0, late)
     assert step.within == TracedStep(0.0, 4.0, (OpEvent(0, "a", 1.0, 4.0),))
-    assert account(step.within, {}).claimed == account(step, {}).claimed
+    assert account(step.within, {}).by_cause == account(step, {}).by_cause
 
 
 def test_a_device_on_which_nothing_ran() -> None:
     found = account(TracedStep(0.0, 4.0, (OpEvent(0, "a", 0.0, 4.0),)), {}, devices=(0, 1))
-    assert found.claimed[KERNEL] == {"a": 2.0} and found.before == 2.0
+    assert found.by_cause[KERNEL] == {"a": 2.0} and found.idle_before == 2.0
 
 
 EVENTS = st.lists(

@@ -217,7 +217,7 @@ def test_a_cotangent_may_be_named_too() -> None:
         return jax.grad(lambda w: jnp.sum(sbp.annotate(x @ w, Spec("data"), grad=Spec("data"))))(w)
 
     (cotangent,) = annotated(of(held))
-    assert cotangent.role.derived == "backward"
+    assert cotangent.role.direction == "backward"
     assert cotangent.params["pin"].nd == (S(0), B)
 
 

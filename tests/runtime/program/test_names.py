@@ -250,7 +250,7 @@ def test_stages_are_called_by_function_and_phase_and_keep_their_rows() -> None:
     program = sbp.compile(train, place, in_sbp=([[S(0)]] * 4, sbp.AUTO))
     program(*args)
     built, plan = program._prepare(args, {})[1], program.plan(*args)
-    assert built.executor.executables.loaded > 0
+    assert built.executor.executables.loaded_count > 0
     for executor, own in zip(built.executor.executors, plan.stages, strict=True):
         reached = set()
         for part, runnable in executor.runnables.items():

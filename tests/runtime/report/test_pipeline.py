@@ -81,8 +81,8 @@ def test_memory_is_what_lies_there_and_what_runs(report: PipelineReport) -> None
     each = ROWS / MICRO / 2 * WIDTH * 4
     assert first.peak is not None and last.peak is not None and first.peak.part.phase == "I"
     kept = 2 * 2 * each  # two activations of each of two micro-batches, at the least
-    assert first.peak.lying >= weights + kept + 2 * weights  # gathered weights, too
-    assert first.peak.bytes == first.peak.lying + first.peak.needs.temporary + first.peak.needs.fresh
+    assert first.peak.slot_bytes >= weights + kept + 2 * weights  # gathered weights, too
+    assert first.peak.bytes == first.peak.slot_bytes + first.peak.needs.temporary + first.peak.needs.fresh
     assert report.fits and abs(report.memory_error) < 0.5
 
 
@@ -97,7 +97,7 @@ def test_what_crosses_is_compiled_once_per_way_and_kind(report: PipelineReport) 
 
 def test_a_walk_counts_what_is_there(report: PipelineReport) -> None:
     """Without what pieces take, the peak of the last stage is what lies in its slots."""
-    apart = report.plan.apart
+    apart = report.plan.program_stages
     assert apart is not None and report.plan.schedule is not None
     cuts = apart.cuts(True)
     slots = [Slots(c.physical, c.physical.placement.mesh) for c in cuts]

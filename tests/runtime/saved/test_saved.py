@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import sbp
 from sbp import S
 from sbp.errors import ExecutableError
 from sbp.runtime.saved import file as files
+from sbp.runtime.saved.pack import LEFT_OUT
 from tests.runtime.program import starting
 from tests.runtime.program.starting import BATCH, COMPILED, counted
 
@@ -165,3 +167,8 @@ def test_files_that_cannot_be_written_or_read(small: Path, tmp_path: Path, monke
     monkeypatch.setattr("sbp.runtime.saved.save.serialise", lambda *_: None)
     with pytest.raises(ExecutableError, match="a program that XLA cannot save on this backend"):
         program.save_executable(tmp_path / "x", np.ones(4, np.float32))
+
+
+def test_what_is_left_out_has_a_name_of_today() -> None:
+    for cls, left_out in LEFT_OUT.items():
+        assert left_out.keys() <= {f.name for f in fields(cls)}

@@ -20,9 +20,9 @@ def searched(**given: Any) -> Ranking:
 
 def test_a_scan_is_cut_into_stages_and_keeps_more_or_less() -> None:
     found = searched(kept=(0.0, 1.0))
-    rows = {(row.stages, row.kept) for row in found.rows if row.plan is not None}
+    rows = {(row.stages, row.scan_kept) for row in found.rows if row.plan is not None}
     assert {(0, 0.0), (0, 1.0), (2, 0.0), (2, 1.0)} <= rows
-    staged = next(row for row in found.rows if row.stages == 2 and row.kept == 1.0)
+    staged = next(row for row in found.rows if row.stages == 2 and row.scan_kept == 1.0)
     assert staged.plan is not None and "2 pipeline" in staged.words
     assert str(staged) == f"{staged.shape} (2 stages, 100% kept)"
     assert " kept " in str(found)
@@ -31,7 +31,7 @@ def test_a_scan_is_cut_into_stages_and_keeps_more_or_less() -> None:
 def test_more_is_kept_only_while_that_helps() -> None:
     """Once a share does not fit, or is not faster, no larger one is planned."""
     rows: dict[tuple[str, int], list[sbp.RankedPlan]] = {}
-    for row in sorted(searched().rows, key=lambda row: row.kept):
+    for row in sorted(searched().rows, key=lambda row: row.scan_kept):
         rows.setdefault((row.shape, row.stages), []).append(row)
     for some in rows.values():
         before = some[:-1]
@@ -42,11 +42,11 @@ def test_more_is_kept_only_while_that_helps() -> None:
 def test_without_checkpoints_there_is_nothing_to_keep() -> None:
     step = step_of(checkpoint=False)
     found = sbp.search(step, 4, kind="cpu", stages=(2,), axes=2)(*arguments())
-    assert {row.kept for row in found.rows} == {0.0}
+    assert {row.scan_kept for row in found.rows} == {0.0}
 
 
 def test_a_share_among_the_options_is_the_only_one() -> None:
-    assert {row.kept for row in searched(options=sbp.Options(scan_kept=0.5)).rows} == {0.5}
+    assert {row.scan_kept for row in searched(options=sbp.Options(scan_kept=0.5)).rows} == {0.5}
 
 
 @pytest.mark.parametrize("kept", [(), (2.0,), (True,)])
@@ -62,7 +62,7 @@ def test_the_row_with_stages_can_be_compiled() -> None:
     """What a row says is what `compile` is told."""
     found = searched(kept=(1.0,))
     row = next(row for row in found.rows if row.stages == 2)
-    options = sbp.Options(scan_kept=row.kept, pipeline=PipelineOptions(stages=row.stages))
+    options = sbp.Options(scan_kept=row.scan_kept, pipeline=PipelineOptions(stages=row.stages))
     step = sbp.compile(step_of(), row.placement, donate_argnums=(0, 1), options=options)
     for one, other in zip(
         jax.tree.leaves(step(*arguments())), jax.tree.leaves(jax.jit(step_of())(*arguments())), strict=True

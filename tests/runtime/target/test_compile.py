@@ -43,7 +43,7 @@ def test_memory_is_that_of_the_plan(report: ProgramReport) -> None:
 def test_every_collective_is_explained(report: ProgramReport) -> None:
     assert report.unexplained_differences == ()
     assert all(c.rows and (c.seconds or c.conditional) for c in report.collectives)
-    assert any(c.asynchronous and c.during for c in report.collectives)
+    assert any(c.asynchronous and c.kernels_beside for c in report.collectives)
 
 
 def test_the_trace_has_the_names_of_the_plan(report: ProgramReport, tmp_path: Path) -> None:

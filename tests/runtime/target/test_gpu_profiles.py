@@ -120,7 +120,7 @@ def test_every_kernel_has_its_place(name: str) -> None:
     plan, mesh = built.plan, absent_mesh(placement)
     marks = {id(step): f"{MARK}{k}" for k, (step, _) in enumerate(built.plan.physical.walk())}
     # As runtime/profile/step_breakdown.py compiles what is profiled, for devices that are not here.
-    traced_program = built.jit(mesh, built.counting, marks).trace(*abstract(built))
+    traced_program = built.jit(mesh, built.key_counts, marks).trace(*abstract(built))
     lowered = traced_program.lower(lowering_platforms=("cuda",))
     compiled = lowered.compile(compiler_options=dict(GPU_OPTIONS))
     module = parse(text_of(compiled))

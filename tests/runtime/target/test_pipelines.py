@@ -30,7 +30,7 @@ def report(request: pytest.FixtureRequest) -> PipelineReport:
         program, args = trained("h100", width=2048, rows=16_384)
         found = program.report(*args)
     else:
-        config = gpt.Config(2, 512, 8, vocabulary=8192, sequence=512, dropout=0.0, computed=jnp.bfloat16)
+        config = gpt.Config(2, 512, 8, vocabulary=8192, sequence=512, dropout=0.0, compute_dtype=jnp.bfloat16)
         optimizer = optax.adamw(1e-3)
         hosts = sbp.placement("h100", shape=(2, 2, 4), axes=("stage", "data", "model"))
         stages = Pipeline(tuple(hosts.split("stage")), MICRO)

@@ -181,7 +181,7 @@ def test_percent_and_memory() -> None:
     assert percent(-0.051) == "-5.1 %"
     assert MemoryUse(10, 8, 5, 8).peak == 15
     c = CompiledCollective("all-reduce.1", "all_reduce", 8, 1, 10.0, True, ("f32",), (), "")
-    assert c.seconds is None and c.during == ()
+    assert c.seconds is None and c.kernels_beside == ()
 
 
 def test_equal_branches_share_their_code() -> None:

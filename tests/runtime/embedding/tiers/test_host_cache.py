@@ -15,7 +15,7 @@ from tests.runtime.embedding.tiers.test_store import WIDTH, Model, some, written
 def agrees(cache: HostCache, model: Model, keys: np.ndarray) -> None:
     """Asserts that a cache and its store have what a model has."""
     read = cache.read(keys)
-    for key, is_there, step, row in zip(keys, read.found, read.steps, read.rows, strict=True):
+    for key, is_there, step, row in zip(keys, read.has_row, read.steps, read.rows, strict=True):
         expected = model.get(int(key))
         assert (int(step), bytes(row)) == ((0, bytes(WIDTH)) if expected is None else expected)
         assert is_there == (expected is not None)
@@ -76,7 +76,7 @@ def test_rows_without_room_go_to_the_store_at_once(tmp_path: Path) -> None:
         cache.write(keys, np.ones((1000, WIDTH), np.uint8), step=1)
         assert len(cache) == cache.slots and len(store) == 1000 - cache.slots
         cache.flush()
-        assert store.read(keys).found.all()
+        assert store.read(keys).has_row.all()
 
 
 @pytest.mark.parametrize("width", [8, 256, 1024])

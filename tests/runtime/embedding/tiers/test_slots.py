@@ -23,13 +23,17 @@ def test_random_passes(parts: int, chunks: int, names: int) -> None:
         keys = fitting(rng, table, names)
         before = dict(on_device)
         moves = table.move(keys)
-        for key, slot in zip(moves.outgoing.keys.tolist(), moves.outgoing.slots.tolist(), strict=True):
+        for key, slot in zip(
+            moves.outgoing_keys.keys.tolist(), moves.outgoing_keys.slots.tolist(), strict=True
+        ):
             assert on_device.pop(key) == slot and key not in keys
-        for key, slot in zip(moves.incoming.keys.tolist(), moves.incoming.slots.tolist(), strict=True):
+        for key, slot in zip(
+            moves.incoming_keys.keys.tolist(), moves.incoming_keys.slots.tolist(), strict=True
+        ):
             assert slot not in on_device.values() and key not in before
             on_device[key] = slot
         assert [on_device[k] for k in keys.tolist()] == moves.slots.tolist()
-        for one in (moves.incoming, moves.outgoing):
+        for one in (moves.incoming_keys, moves.outgoing_keys):
             assert (np.diff(one.keys.astype(object)) > 0).all()
         held = {int(k): i for i, k in enumerate(table.keys) if k != NOBODY}
         assert held == on_device
@@ -41,8 +45,8 @@ def test_random_passes(parts: int, chunks: int, names: int) -> None:
 def test_a_row_stays_while_there_is_room_and_the_oldest_goes_first() -> None:
     table = SlotTable(np.full(4, NOBODY), 1)
     for keys in ([1, 2], [3], [1]):
-        assert not len(table.move(np.array(keys, np.uint64)).outgoing)
-    assert table.move(np.array([4, 5], np.uint64)).outgoing.keys.tolist() == [2]
+        assert not len(table.move(np.array(keys, np.uint64)).outgoing_keys)
+    assert table.move(np.array([4, 5], np.uint64)).outgoing_keys.keys.tolist() == [2]
 
 
 def test_new_rows_are_dealt_out_to_all_chunks() -> None:

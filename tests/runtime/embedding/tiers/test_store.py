@@ -39,7 +39,7 @@ def written(model: Model, keys: Any, rows: Any, step: int) -> Model:
 def agrees(found: RowStore, model: Model, keys: Any) -> None:
     """Asserts that a store has what a model has."""
     read = found.read(keys)
-    for key, is_there, step, row in zip(keys, read.found, read.steps, read.rows, strict=True):
+    for key, is_there, step, row in zip(keys, read.has_row, read.steps, read.rows, strict=True):
         expected = model.get(int(key))
         assert (int(step), bytes(row)) == ((0, bytes(WIDTH)) if expected is None else expected)
         assert is_there == (expected is not None)
@@ -168,7 +168,7 @@ def test_a_search_that_a_changed_key_misleads_is_not_believed(tmp_path: Path) ->
     with RowStore(tmp_path, WIDTH) as found:
         for key in range(0, 1000, 2):
             try:
-                assert found.read(np.array([key], np.uint64)).found[0]
+                assert found.read(np.array([key], np.uint64)).has_row[0]
             except StoreError as e:
                 assert "other keys from number 1024 on" in str(e)  # either is right
 

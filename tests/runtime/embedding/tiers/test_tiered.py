@@ -74,7 +74,7 @@ def test_equal_to_one_device_that_holds_everything(
     losses = [row["loss"] for row in done.history]
     np.testing.assert_allclose(losses, alone()[2], rtol=0, atol=1e-9)
     moved = tables.rates
-    assert moved.passes >= 16 and moved.written > 500 and moved.device > 500
+    assert moved.passes >= 16 and moved.written_rows > 500 and moved.device > 500
     assert moved.sources.host and moved.sources.disk and moved.sources.new
     check_rows(tables, done.state)
     # What is on the disk alone is all of it, and it says what was changed when.
