@@ -200,8 +200,8 @@ PERIOD = 4
 """Of so many turns the second begins a parallelism, the third goes on from it, and the last looks near the
 best plan; the first goes on with the chain that promises most. Double: steps up to 8.7 % longer."""
 PATIENCE = 0.03
-"""A chain counts as so much longer for each plan that was looked at in it: others have their turn. With 0.01 a
-diffusion transformer is 3.3 % longer, a state-space model 1.6 %, and a mixture of experts 1.0 % shorter."""
+"""A chain counts as so much longer for each plan that was looked at in it: others have their turn. A third: a
+diffusion transformer 3.3 % longer, a state-space model 1.6 %, a mixture of experts 1.0 % shorter."""
 SOLVED_PART = 0.6
 """Of the work, for solutions of whole problems; plans near others take the rest. Half: work 6 % less. Double:
 steps up to 8.7 % longer, work 17 % more."""
