@@ -134,7 +134,7 @@ def test_rules_of_the_users_are_kept_by_what_they_say(rule: Any) -> None:
         rule("b k, k _ -> b _"),
         rule(matmul=lambda op: Matmul(1, 64, 64, 4096, op.dtypes)),
         rule(traffic=lambda op: 1e9),
-        rule(held=lambda local: 1e6),
+        rule(body_bytes=lambda local: 1e6),
     ]
     assert len(set(keys)) == len(keys) and None not in keys
     assert rule() == keys[0]

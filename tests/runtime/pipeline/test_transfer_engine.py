@@ -71,7 +71,7 @@ def test_a_way_that_was_saved_compiles_nothing(name: str) -> None:
         and loaded.transfers[transfer] is not engine.transfers[transfer]
     )
     assert (
-        loaded.transfers[transfer].crossing.receive_buffers.keys()
+        loaded.transfers[transfer].process_transfer.receive_buffers.keys()
         == engine.transfers[transfer].process_transfer.receive_buffers.keys()
     )  # zeros are put there
     with counted() as events:
