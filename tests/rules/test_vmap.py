@@ -23,7 +23,7 @@ from tests.rules.test_claims import SAMPLES
 LINE = sbp.placement("cpu", shape=(8,))
 ROWS = 3
 # Ops that JAX itself cannot batch: it says so.
-UNBATCHED = {"rng_uniform", "sbp_update_rows"}
+UNBATCHED = {"rng_uniform", "sbp_sum_rows", "sbp_update_rows"}
 
 
 def batched(one: Sample, axis: int) -> Graph | None:
