@@ -18,7 +18,9 @@ ROWS = rows_of(NAMES, "1,8", "cpu", SMALL)
 @pytest.mark.parametrize("best", [False, True], ids=["plain", "best"])
 @pytest.mark.full
 def test_a_port_through_sbp_is_the_gpt_on_one_device(row: Any, best: bool, x64: None) -> None:
-    config = row.config if row.model == "gpt" else replace(row.config, weight_dtype=float, compute_dtype=float)
+    config = (
+        row.config if row.model == "gpt" else replace(row.config, weight_dtype=float, compute_dtype=float)
+    )
     row = replace(row, config=config)
     params, _, tokens, key = row.values()
     params = jax.device_get(params)
