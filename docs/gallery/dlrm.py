@@ -47,7 +47,7 @@ def train_step_args() -> tuple[Any, ...]:
 
 def train_step_sbp(placement: sbp.Placement) -> Any:
     """Tables by rows, clicks by the batch."""
-    return LEARNER.in_sbp(placement, "rows")
+    return LEARNER.in_sbp(placement)
 
 
 OTHERWISE = {"nothing said": {"in_sbp": None}}
