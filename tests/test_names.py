@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 
 from tests.test_house import MODULES, ROOT, name, nodes, text
 
@@ -91,4 +92,33 @@ def test_no_field_of_a_public_class_is_a_bare_participle_or_adverb() -> None:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
         if is_bare(field.target.id) and field.target.id not in FIELDS and not is_adjective(field)
     ]
+    assert not found
+
+
+def names_given(body: list[ast.stmt]) -> list[str]:
+    """What statements of a module or a class define, but for overloads."""
+    found = list[str]()
+    for statement in body:
+        match statement:
+            case ast.Assign(targets=targets):
+                found += [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
+            case ast.AnnAssign(target=ast.Name(id=word), value=ast.expr()):
+                found.append(word)
+            case ast.FunctionDef(name=word, decorator_list=[]) | ast.ClassDef(name=word):
+                found.append(word)
+    return found
+
+
+def test_a_name_is_given_once() -> None:
+    """A constant under a name that another one has takes its place everywhere."""
+    again = ast.parse("A = 1\nB: int\nB = 2\nA, C = 3, 4\n").body
+    assert sorted(names_given(again)) == ["A", "A", "B", "C"]
+    found = {
+        (name(path), word): times
+        for path in MODULES
+        for holder in nodes(text(path))
+        if isinstance(holder, ast.Module | ast.ClassDef)
+        for word, times in Counter(names_given(holder.body)).items()
+        if times > 1
+    }
     assert not found

@@ -222,7 +222,7 @@ TURNS_PART = 0.75
 
 COMBINATIONS = 1 << 16
 """Of states, up to which all are written down."""
-PEAK_ROUNDS, PEAK_PRICE = 6, 10.0
+LESS_ROUNDS, LESS_PRICE = 6, 10.0
 """How often a parallelism of a small program is planned before a refusal, and what bytes cost more when each
 peak is: all that there is room for costs so many plans. With a tenth of that one is refused falsely."""
 SENT_PART = 0.9

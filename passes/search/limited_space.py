@@ -215,8 +215,8 @@ class LimitedSpace(Space):
         """Plans of a parallelism along all axes, one after the other; None for none. At the time of the peak
         of the last, as the evaluator finds it, bytes cost more from then on."""
         seed, prices, at = (use,) * self.model.c.placement.ndim, self.prices, None
-        unary, dear = self.restriction(seed), constants.PEAK_PRICE / self.problem.limit_bytes
-        for _ in range(max(1, round(constants.PEAK_ROUNDS / self.size))):
+        unary, dear = self.restriction(seed), constants.LESS_PRICE / self.problem.limit_bytes
+        for _ in range(max(1, round(constants.LESS_ROUNDS / self.size))):
             found = self.solve(
                 prices.priced_unary(unary, self.budget.loads),
                 seed_name(seed),
@@ -305,7 +305,7 @@ def unsent_loads(
 def time_of_peak(evaluator: Evaluator, model: RoomModel) -> int | None:
     """When a plan has its peak, by the times of the model: when the last is made of what is there."""
     p = evaluator.physical
-    makers = {v: s.node.id for s in p.steps if isinstance(s, Compute) for v in s.node.outputs}
+    makers = {v: s.node.id for s, _ in p.walk() if isinstance(s, Compute) for v in s.node.outputs}
     ends: set[Version] = {*zip(p.graph.inputs, p.inputs, strict=True)}
     ends |= {(x, nd) for x, nd in zip(p.graph.outputs, p.outputs, strict=True) if not isinstance(x, Const)}
     made = (makers.get(x.version[0], -1) for x in evaluator.at_peak if x.version not in ends)

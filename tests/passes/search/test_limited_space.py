@@ -40,6 +40,7 @@ from sbp.passes.search.limited_space import (
 from sbp.passes.search.pool import PlanCandidate, Pool
 from sbp.placement import placement
 from tests.passes.physical.test_recompute import GIVEN, PLAIN
+from tests.passes.plan.cheapest import choose
 from tests.passes.plan.test_optimal import problem as plain_problem
 from tests.passes.search.test_explore import HARDWARE, SLOW, beside, chain, problem, searched, sent_twice
 
@@ -218,6 +219,27 @@ def test_the_time_of_the_peak_is_when_the_last_is_made_of_what_is_there() -> Non
     makers = {v: n for v, n in graph.producers().items() if v not in graph.outputs}
     made = [makers[x.version[0]] for x in EVALUATOR.at_peak if x.version[0] in makers]
     assert at == max(MODEL.times[n.id][0] for n in made if n.id in MODEL.times)
+
+
+def test_a_peak_in_a_loop_is_at_the_time_of_the_op_in_its_body() -> None:
+    """What precedes the loop is there too, and would be a time at which nothing is missed."""
+
+    def loss(ws: Any, x: Any) -> Any:
+        def layer(x: Any, w: Any) -> Any:
+            return x + jax.nn.softmax(jnp.tile(x, 4) @ w), None
+
+        return (jax.lax.scan(jax.checkpoint(layer), x, ws)[0] ** 2).mean()
+
+    ws, x = (jax.ShapeDtypeStruct(s, jnp.float32) for s in [(3, 256, 64), (512, 64)])
+    given = plain_problem(trace(jax.grad(loss), (ws, x), {}).graph, placement("cpu", shape=(2,)))
+    model = RecomputingModel(*given, 1e6, (), HOLES)
+    model.build()
+    evaluator = Evaluator(insert_boxing(given[0], choose(*given), given[2]), given[2].network)
+    loops = [n for n in given[0].graph.nodes if n.bodies]
+    inside = {v: n for loop in loops for b in loop.bodies for n in b.nodes for v in n.outputs}
+    assert any(x.version[0] in inside for x in evaluator.at_peak)
+    at = time_of_peak(evaluator, model)
+    assert at is not None and any(model.times[n.id][0] < at < model.times[n.id][1] for n in loops)
 
 
 def test_what_is_not_counted_is_added_around_that_time() -> None:

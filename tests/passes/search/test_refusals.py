@@ -1,7 +1,7 @@
 """What fits is not refused: a scanned, recomputed transformer whose weights are pinned to parts.
 
-Both need plans that count less than there is at all times: what the evaluator sees beyond the count at the
-peak of one plan is not there in the next. The larger one also needs the problem in which no op runs again.
+Its peak is in the body of a loop, where most of what is alive was made before the loop. The limits are 4 and
+2 % above the smallest peaks that were ever found.
 """
 
 from typing import Any
@@ -64,18 +64,13 @@ def in_parts(x: Any) -> list[Any]:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("layers", "heads", "words", "length", "part"), [(3, 4, 4096, 128, 0.6), (6, 8, 8000, 256, 0.6)]
+    ("layers", "heads", "words", "length", "limit"), [(3, 4, 4096, 128, 35e6), (6, 8, 8000, 256, 90e6)]
 )
-def test_weights_in_parts_fit_in_less_than_their_peak(
-    layers: int, heads: int, words: int, length: int, part: float
+def test_weights_in_parts_fit_in_little_more_than_the_smallest_peak(
+    layers: int, heads: int, words: int, length: int, limit: float
 ) -> None:
     args = shapes(layers, heads, words, length)
     pinned = *(jax.tree.map(in_parts, x) for x in args[:2]), [S(0), S(0)]
-
-    def planned(limit: float | None) -> sbp.Plan:
-        options, place = sbp.Options(memory_limit=limit), sbp.placement("h100", shape=(2, 4))
-        program = sbp.compile(step, place, in_sbp=pinned, donate_argnums=(0, 1), options=options)
-        return program.plan(*args)
-
-    limit = part * planned(None).memory_bytes
-    assert planned(limit).memory_bytes <= limit
+    options, place = sbp.Options(memory_limit=limit), sbp.placement("h100", shape=(2, 4))
+    program = sbp.compile(step, place, in_sbp=pinned, donate_argnums=(0, 1), options=options)
+    assert program.plan(*args).memory_bytes <= limit
