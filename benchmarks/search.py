@@ -62,8 +62,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 def _as_found(space: limited_space.LimitedSpace, search: Any, fitted: Any, _: Any) -> Any:
     """Goes on from the first plan that fits."""
-    budget = search.budget
-    space.loads, space.counted_bytes, space.prices = budget.loads, budget.limit, search.prices.best_prices()
+    space.budget, space.prices = search.budget, search.prices.best_prices()
     return fitted
 
 

@@ -180,10 +180,8 @@ longer. Double: steps up to 5.5 % longer."""
 NEAR_PART = 0.01
 """Of the program: what is needed for no longer need not be made again; around a peak bytes are corrected.
 Half: steps up to 8.7 % longer. Double: steps up to 1.4 % longer."""
-TRIES = 12
-"""How often a search is asked for less, because what it found needs more than it counted;"""
 CORRECTED_TRIES = 8
-"""the first times for less only around the time at which that is so."""
+"""How often a search is told what the evaluator finds beside what was counted, around the peak."""
 DEARER = 0.1
 """Of the cost of what was found first: what fits and costs so much more is compared with what is smallest."""
 MARGIN = 0.002
@@ -191,8 +189,7 @@ MARGIN = 0.002
 FREE_PART = 0.02
 """Of the limit: a plan that leaves this much free may be followed by one that counts more."""
 MOST_STEP = 0.15
-"""Of what was counted, the next try may use at most so much less where less did not help: counts are that
-exact. What counts more than this above the limit needs too much."""
+"""Of the limit: what counts so much more needs too much, since counts are that exact."""
 
 # What is explored.
 

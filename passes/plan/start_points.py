@@ -58,6 +58,7 @@ def _starts_among(
         states = reduction.expand(found.states)
         return tuple(int(own[k]) for own, k in zip(kept, states, strict=True))
 
+    each = effort.seconds_left
     dear, small = solved(NO_PRICES, effort), None
     over = budget.peak_bytes(dear) - budget.limit
     busy = dict.fromkeys(time for time, alive in budget.course(dear) if alive > budget.limit)
@@ -72,7 +73,7 @@ def _starts_among(
         if small is not None and (effort.is_spent or tried >= constants.PRICES_TRIED):
             break
         prices = TimePrices(np.array([*busy]), np.full(len(busy), price / len(busy)))
-        states = solved(prices, Effort(effort.count) if small is None else effort)
+        states = solved(prices, Effort(effort.count).at_most(each) if small is None else effort)
         lines[states] = cost, size = line(states)
         if not cost + price * size < (1.0 - constants.NOISE) * least:
             break  # no price gives anything between the two

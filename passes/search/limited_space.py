@@ -98,11 +98,11 @@ class LimitedSpace(Space):
         for states in starts:
             counted, most = self.budget.peak_bytes(states), (1.0 + constants.MOST_STEP) * limit
             self.pool.add(replace(self.look(states, "at prices"), is_over=counted > most))
-        search = self.solver_from(base, starts, limit, self.effort_part(effort, constants.SEARCH_SECONDS))
+        search = self.solver_from(base, starts, effort)
         first = found = search.run()
         if self.problem.proves and math.isfinite(found.bound):
             self.bound = max(self.bound, found.bound)
-        tried = began = self.plan_of(first)
+        tried = self.plan_of(first)
         for _ in range(constants.CORRECTED_TRIES):
             if tried is None or self.pool.fits(tried) or not found.fits:
                 break
@@ -116,41 +116,18 @@ class LimitedSpace(Space):
             fitted = self.with_more(search, tried, effort)
             if found.cost <= (1.0 + constants.DEARER) * first.cost:
                 return fitted
-        elif first.fits and began is not None:
-            fitted = self.fit_with_less(base, starts, limit * limit / began.memory_bytes, effort)
-            if fitted is not None:
-                return fitted
         other = self.smallest(search, effort)
         return other if fitted is None or isinstance(other, PlanCandidate) else fitted
 
-    def solver_from(
-        self, base: PlanCandidate, starts: Sequence[tuple[int, ...]], counted: float, effort: Effort
-    ) -> Solver:
-        """A search that counts so many bytes, with what it begins at."""
-        given = self.exposed_network(self.best(base)), replace(self.budget, limit=counted), effort
-        search = Solver(*given, self.problem.progress, constants.CLOSE)
+    def solver_from(self, base: PlanCandidate, starts: Sequence[tuple[int, ...]], effort: Effort) -> Solver:
+        """A search with what it begins at."""
+        network, seconds = self.exposed_network(self.best(base)), constants.SEARCH_SECONDS
+        given = network, self.budget, self.effort_part(effort, seconds), self.problem.progress
+        search = Solver(*given, constants.CLOSE)
         # What has no price is nearest to the plan: first, and once more in its turn, as moves are random.
         for states in (*sorted(starts, key=self.network.cost)[:1], *starts):
             search.start_from(states)
         return search
-
-    def fit_with_less(
-        self, base: PlanCandidate, starts: Sequence[tuple[int, ...]], counted: float, effort: Effort
-    ) -> PlanCandidate | None:
-        """A plan that fits where less is counted than there is: what was missed of one plan may not be there
-        in others."""
-        search = self.solver_from(base, starts, counted, self.effort_part(effort, constants.TRY_SECONDS))
-        found = search.run()
-        for _ in range(constants.TRIES):
-            tried = self.plan_of(found)
-            if tried is not None and self.pool.fits(tried):
-                return self.with_more(search, tried, effort)
-            if tried is None or not found.fits:
-                break
-            part = self.problem.limit_bytes / tried.memory_bytes
-            counted = search.budget.limit * min(1.0 - constants.MARGIN, max(part, 1.0 - constants.MOST_STEP))
-            found = search.go_on(counted, self.effort_part(effort, constants.TRY_SECONDS))
-        return None
 
     def exposed_network(self, at: PlanCandidate) -> CostNetwork:
         """The network in which moves count as far as kernels wait for them in a plan: what hides them costs

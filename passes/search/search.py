@@ -216,15 +216,13 @@ class Search:
 
     def limited_problems(self, fastest: PlanCandidate) -> list[LimitedProblem]:
         """What is planned under the limit, one after the other until something fits: groups of axes where
-        there are too many plans, all, all with a count that takes longer, and all in which no op runs again,
-        which is smaller."""
+        there are too many plans, all, and all with a count that takes longer."""
         r = self.request
         given = self.asked, self.boxings, r.donated, r.limit_bytes, r.terms.progress, r.whole_step
         whole, few = LimitedProblem(self.candidates, *given), self.few(fastest, self.edge_cells)
         problems = [] if few is self.candidates else [replace(whole, candidates=few, proves=False)]
         careful = replace(whole, by_chain=True, proves=False)
-        plain = replace(whole, recomputes=False, proves=False)
-        return [*problems, whole, *([careful, plain] if r.whole_step else [])]
+        return [*problems, whole, *([careful] if r.whole_step else [])]
 
     def tried_out(self, found: PlanCandidate | SmallestPeak) -> PlanCandidate | SmallestPeak:
         """The same, or what is shorter and fits in a program so small that all plans can be looked at."""

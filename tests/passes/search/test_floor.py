@@ -152,4 +152,4 @@ def test_under_a_limit_few_strategies_are_searched_first(monkeypatch: pytest.Mon
     assert plan.fits and [p.proves for p in searched] == [False]
     searched.clear()
     assert refused(0.2 * fastest.memory_bytes) == usual
-    assert [(p.proves, p.recomputes) for p in searched] == [(False, True), (True, True), (False, False)]
+    assert [p.proves for p in searched] == [False, True]

@@ -29,7 +29,6 @@ from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.plan.solve import solve
 from sbp.passes.program.trace import trace
-from sbp.passes.search import limited_space as limited_search
 from sbp.passes.search.limited_space import (
     LimitedProblem,
     LimitedSpace,
@@ -150,27 +149,6 @@ def test_what_fits_and_is_dear_is_compared_with_the_smallest(
     found = space.fit(space.look(solve(space.network).states, "any"), Effort())
     assert isinstance(found, PlanCandidate) and space.pool.fits(found)
     assert ("the smallest peak" in {x.source for x in space.pool.candidates}) == is_compared
-
-
-def test_less_is_counted_until_a_plan_fits() -> None:
-    space = space_of(chain, HARDWARE, 1.6)
-    base, limit = space.look(solve(space.network).states, "any"), space.problem.limit_bytes
-    space.pool.fits = lambda _: len(space.pool.candidates) > 2  # type: ignore[method-assign]
-    found = space.fit_with_less(base, (), limit, Effort())
-    assert found in space.pool.candidates and space.budget.limit < (1.0 - constants.MARGIN) * limit
-    space.pool.fits = lambda _: False  # type: ignore[method-assign]
-    assert space.fit_with_less(base, (), limit, Effort()) is None
-
-
-@pytest.mark.parametrize("fits", [True, False])
-def test_before_a_refusal_less_is_counted(fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was missed of one plan may not be there in others."""
-    space = space_of(chain, HARDWARE, 0.9)
-    base = space.look(solve(space.network).states, "any")
-    too_much = Load(-1, 0, space.room_model.end, np.array([space.problem.limit_bytes]))
-    monkeypatch.setattr(limited_search, "missed_loads", lambda *_: (too_much,))
-    monkeypatch.setattr(space, "fit_with_less", lambda *_: base if fits else None)
-    assert (space.fit(base, Effort()) is base) == fits
 
 
 def test_near_a_plan_as_much_counts_as_keeps_the_limit_there() -> None:
