@@ -64,21 +64,25 @@ def shortest_by_trying(
     kernels = kernel_seconds(model, boxings, states)
     steps = np.maximum(kernels, constants.SENT_PART * (costs - kernels))
     order, ways = np.lexsort((costs, steps)), ways_again(candidates, asked, boxings)
-    best, least, tried = None, below_seconds, 0
-    for k in order[costs[order] < math.inf]:
-        cost = float(costs[k])
+    best, least, left = None, below_seconds, list[tuple[float, ChosenSignatures]]()
+    for tried, k in enumerate(order[costs[order] < math.inf]):
         if tried >= constants.PROGRAMS_TRIED[math.isinf(least)] or steps[k] >= least:
             break
-        plain = model.chosen_signatures(states[:, k].tolist(), cost, bound)
-        # What runs again comes on top of what an assignment costs, and may be all that fits.
-        again = (replace(plain, recomputed=way) for way in ways)
-        for x in itertools.chain([plain], (x for x in again if is_possible(candidates, x, boxings))):
-            tried += 1
-            found = weigh(x)
-            if found.fits and found.step_seconds < least:
-                best, least = replace(x, seconds=found.seconds if x.recomputed else cost), found.step_seconds
-            if found.fits and x is plain:
-                break
+        plain = model.chosen_signatures(states[:, k].tolist(), float(costs[k]), bound)
+        found = weigh(plain)
+        if not found.fits:
+            left.append((steps[k], plain))
+        elif found.step_seconds < least:
+            best, least = plain, found.step_seconds
+    # What runs again comes on top of what an assignment costs, and may be all that fits.
+    again = ((step, replace(plain, recomputed=way)) for step, plain in left for way in ways)
+    possible = ((step, x) for step, x in again if is_possible(candidates, x, boxings))
+    for tried, (step, x) in enumerate(possible):
+        if tried >= constants.PROGRAMS_TRIED[math.isinf(least)] or step >= least:
+            break
+        found = weigh(x)
+        if found.fits and found.step_seconds < least:
+            best, least = replace(x, seconds=found.seconds), found.step_seconds
     return None if best is None else replace(best, bound=min(bound, best.seconds))
 
 

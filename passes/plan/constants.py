@@ -224,9 +224,9 @@ LESS_ROUNDS, LESS_PRICE = 6, 10.0
 peak is: all that there is room for costs so many plans. With a tenth of that one is refused falsely."""
 SENT_PART = 0.9
 """Of what collectives take by the search, what they take at least: some are sent as one."""
-PROGRAMS_TRIED = 300, 10_000
-"""Of these, those that are made: where a plan is known that fits, and before a refusal. The first take a
-second; with 1000 of 200 plans no more have the shortest step."""
+PROGRAMS_TRIED = 1000, 10_000
+"""Of these, those that are made: where a plan is known that fits, and before a refusal; and as many again in
+which ops run again. The first take three seconds; with 300 one of 50 plans is up to a fifth longer."""
 RECOMPUTATIONS = 64
 """Choices of what runs again; of more none is looked at."""
 
