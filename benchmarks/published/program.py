@@ -18,7 +18,7 @@ from benchmarks.published.rows import PublishedStep
 from sbp import S
 from sbp.hardware.catalogue import Hardware
 from sbp.passes.face import Plan
-from sbp.signature import NdSbp, Split
+from sbp.signature import NdSbp, Signature, Split
 
 PyTree: TypeAlias = Any
 
@@ -70,9 +70,9 @@ class StageProgram:
     def _lying(self, how: str) -> PyTree:
         """A signature for each weight, as the method of that name of `lying` has it."""
 
-        def one(leaf: Leaf, layers: int) -> NdSbp:
+        def one(leaf: Leaf, layers: int) -> list[Signature]:
             nd: NdSbp = getattr(self.lying, how)(leaf)
-            return tuple(S(s.dim + 1) if layers and isinstance(s, Split) else s for s in nd)
+            return [S(s.dim + 1) if layers and isinstance(s, Split) else s for s in nd]
 
         return stacked(self.row.in_loop, self.stage, self._blank.leaves(self.stage), one)
 
