@@ -153,7 +153,7 @@ class Descent:
         self.classes, small = folded.classes, folded.network
         self.first = {k: node for node, k in reversed(list(enumerate(self.classes)))}
         self.ceiling = ceiling_of(small) / constants.LEAST_PART
-        self.flat = flat_network(small).with_ceiling(self.ceiling)
+        self.flat = flat_network(small, self.ceiling)
         order = entries_of(small.edges, len(small.unary)).order
         self.kinds = np.array(folded.kinds, dtype=np.int64)[order % max(1, len(small.edges))]
         self.limit = budget.limit if budget else np.inf

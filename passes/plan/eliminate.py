@@ -185,9 +185,10 @@ def _minimise(parts: Sequence[tuple[Table, tuple[int, ...]]], sizes: Sequence[in
     """Sum of the parts over the axes 0, 1, ..., minimised over axis 0."""
     aligned = sorted((_align(table, axes, len(sizes)) for table, axes in parts), key=lambda part: part.size)
     least: Table = np.full(tuple(sizes[1:]), np.inf)
+    total = np.empty_like(least)
     for state in range(sizes[0]):
-        total = reduce(np.add, [part[min(state, part.shape[0] - 1)] for part in aligned])
-        np.minimum(least, total, out=least)
+        *small, last = (part[min(state, part.shape[0] - 1)] for part in aligned)
+        np.minimum(least, np.add(reduce(np.add, small, 0.0), last, out=total), out=least)
     return least
 
 

@@ -58,44 +58,39 @@ class FlatNetwork(NamedTuple):
         """Views of an array over all states, one per node."""
         return np.split(values, self.offsets[1:-1])[: self.turn.size]
 
-    def with_ceiling(self, ceiling: float) -> FlatNetwork:
-        """With finite costs only: infinite ones are `ceiling` above the least of their node or table."""
-        theta, pool = self.theta, self.pool
-        if theta.max(initial=0.0) == np.inf:
-            theta = _filled(theta, np.unique(self.offsets[:-1]), ceiling)
-        if pool.max(initial=0.0) == np.inf:
-            pool = _filled(pool, np.unique(self.table), ceiling)
-        return self._replace(theta=theta, pool=pool)
 
-
-def flat_network(network: CostNetwork) -> FlatNetwork:
+def flat_network(network: CostNetwork, ceiling: float = math.inf) -> FlatNetwork:
     """The same network, flat. Parallel edges stay apart; there must be no self loops.
+
+    Arguments:
+      ceiling: how far infinite costs are above the least of their node or table.
 
     >>> flat_network(CostNetwork((np.zeros(2), np.ones(3)), ((0, 1, np.zeros((2, 3))),))).offsets
     array([0, 2, 5])
     """
     sizes = np.array([theta.size for theta in network.unary], dtype=np.int64)
-    places: dict[int, tuple[int, int]] = {}  # of each table: where it and its transpose begin
-    parts: list[Table] = []
-    used = 0
-    for _, _, table in network.edges:
-        if id(table) not in places:
-            places[id(table)] = used, used + table.size
-            parts += [table.reshape(-1), table.T.reshape(-1)]
-            used += 2 * table.size
-    begins = np.array([places[id(table)] for _, _, table in network.edges], dtype=np.int64).reshape(-1, 2)
+    tables = {id(table): table for _, _, table in network.edges}
+    pool = np.empty(2 * sum(table.size for table in tables.values()))
+    begin, end = dict[int, int](), 0
+    for k, table in tables.items():
+        begin[k], middle, end = end, end + table.size, end + 2 * table.size
+        rows = pool[begin[k] : middle].reshape(table.shape)
+        rows[:] = _filled(table, ceiling)
+        pool[middle:end].reshape(rows.T.shape)[:] = rows.T
+    begins = np.array([begin[id(table)] for _, _, table in network.edges], dtype=np.int64)
+    turned = begins + np.array([table.size for _, _, table in network.edges], dtype=np.int64)
     entries = entries_of(network.edges, sizes.size)
     return FlatNetwork(
         starts_of(sizes),
-        np.concatenate(network.unary) if network.unary else np.zeros(0),
+        np.concatenate([_filled(theta, ceiling) for theta in network.unary] or [np.zeros(0)]),
         entries.first,
         entries.turn,
         entries.other,
         entries.twin,
         # An edge (i, j) with rows i: at j the table as it is, at i its transpose.
-        np.concatenate([begins[:, 1], begins[:, 0]])[entries.order],
+        np.concatenate([turned, begins])[entries.order],
         starts_of(sizes[entries.node]),
-        np.concatenate(parts) if parts else np.zeros(0),
+        pool,
     )
 
 
@@ -135,9 +130,10 @@ def starts_of(lengths: Indices) -> Indices:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
 
 
-def _filled(values: Table, starts: Indices, ceiling: float) -> Table:
-    tops = np.minimum.reduceat(values, starts) + ceiling
-    return np.where(np.isinf(values), np.repeat(tops, np.diff(starts, append=values.size)), values)
+def _filled(table: Table, ceiling: float) -> Table:
+    if ceiling == np.inf or table.max(initial=0.0) < np.inf:
+        return table
+    return np.where(table < np.inf, table, table.min() + ceiling)
 
 
 def ranges(starts: Indices, lengths: Indices) -> Indices:

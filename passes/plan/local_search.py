@@ -37,15 +37,14 @@ class LocalSearch:
         part = effort.part(constants.PART_SHARE) if budget.loads else effort
         self.reduction = eliminate_parts(reduce_network(network, part, budget.loads), effort)
         kernel = self.reduction.kernel
-        flat = flat_network(kernel)
         self.loads = self.reduction.loads
         """Of the kernel's nodes."""
-        self.flat_budget = flat_budget(flat, self.loads, budget.limit)
         ceiling = ceiling_of(kernel)
-        self.flat = flat.with_ceiling(ceiling)
+        self.flat = flat = flat_network(kernel, ceiling)
+        self.flat_budget = flat_budget(flat, self.loads, budget.limit)
         self.finite = least_of(kernel) + 0.9999 * ceiling
         """What is dearer has an infinite entry."""
-        self.prices = Prices(flat, self.flat, self.flat_budget, self.reduction.constant, effort)
+        self.prices = Prices(flat, self.flat_budget, self.reduction.constant, effort)
         self.work = forests.workplace(flat, self.flat_budget, 1)
         self.states: Indices | None = None
         self.cost = math.inf

@@ -88,8 +88,8 @@ def cheapest_held(
 
 def _bounds(network: CostNetwork) -> tuple[float, list[Table]]:
     """What assignments cost at least, and for each state of each variable, how much more with it."""
-    flat = flat_network(network)
-    dual, excess = Dual(flat, ceiling_of(network)), np.zeros(flat.theta.size)
+    flat = flat_network(network, ceiling_of(network))
+    dual, excess = Dual(flat), np.zeros(flat.theta.size)
     for _ in range(constants.ROUND_SWEEPS):
         dual.sweep(forward=True)
         dual.sweep(forward=False)

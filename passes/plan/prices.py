@@ -63,14 +63,12 @@ class Prices:
     """Raises the bound step by step; `at` are the prices per byte and time, `best` those of its best.
 
     Arguments:
-      filled: the network with finite costs only.
+      flat: the network, with finite costs only.
     """
 
-    def __init__(
-        self, flat: FlatNetwork, filled: FlatNetwork, budget: FlatBudget, constant: float, effort: Effort
-    ) -> None:
+    def __init__(self, flat: FlatNetwork, budget: FlatBudget, constant: float, effort: Effort) -> None:
         self.flat, self.budget, self.constant = flat, budget, constant
-        self.dual = Dual(filled, 0.0, effort.count)
+        self.dual = Dual(flat, effort.count)
         self.at = np.zeros(budget.room.size)
         self.best = self.at
         self.lower = -np.inf
@@ -202,7 +200,7 @@ class _PeakSearch:
             pool=np.where(np.isinf(flat.pool), self.forbidden, 0.0),
         )
         self.budget, self.fixed = budget, fixed
-        self.dual = Dual(self.flat, 0.0, effort.count)
+        self.dual = Dual(self.flat, effort.count)
         self.weights = np.zeros(fixed.size)
         self.average: Table | None = None
         self.work = forests.workplace(flat, budget, 1)

@@ -12,7 +12,7 @@ import numpy as np
 from sbp.passes.plan import constants, forests, sweeps
 from sbp.passes.plan.budget import Budget, BudgetSolution, Load, flat_budget
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.flat_network import all_costs
+from sbp.passes.plan.flat_network import all_costs, flat_network
 from sbp.passes.plan.local_search import (
     JointNetwork,
     Known,
@@ -168,7 +168,7 @@ class Solver(LocalSearch):
         if self.loads is not self.reduction.loads:
             own = flat_budget(self.flat, self.reduction.loads, self.budget.limit)
             given = self.budget.limit, self.nearest, effort.at_most(seconds)
-            least = least_peak(self.prices.flat, own, *given)[1]
+            least = least_peak(flat_network(self.reduction.kernel), own, *given)[1]
         return self._answer(least)
 
     def run(self) -> BudgetSolution:
@@ -197,8 +197,8 @@ class Solver(LocalSearch):
 
     def _least_peak(self) -> float:
         """A lower bound on any peak; the states with the smallest one that is found are known then."""
-        limit = self.budget.limit
-        self.nearest, least = least_peak(self.prices.flat, self.flat_budget, limit, self.nearest, self.effort)
+        given = self.flat_budget, self.budget.limit, self.nearest, self.effort
+        self.nearest, least = least_peak(flat_network(self.reduction.kernel), *given)
         self._offer(self.nearest)
         return least
 

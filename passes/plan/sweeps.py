@@ -166,13 +166,12 @@ class Dual:
     of its states has there; then it spreads its costs evenly over the edges to later nodes. The network's
     value never changes, so the sum of all node and edge minima is a lower bound, and no sweep lowers it.
 
-    `ceiling` stands in for infinite entries: it is added to the least entry of their table. Any value gives
-    true bounds; one above what an optimum can lose on an edge makes them as good as infinity would.
+    All costs are finite: of a network with others any ceiling for them gives true bounds, and one above what
+    an optimum can lose on an edge makes them as good as infinity would.
     """
 
-    def __init__(self, flat: FlatNetwork, ceiling: float, count: WorkCount | None = None) -> None:
-        self.flat = flat.with_ceiling(ceiling)
-        self.theta = self.flat.theta.copy()
+    def __init__(self, flat: FlatNetwork, count: WorkCount | None = None) -> None:
+        self.flat, self.theta = flat, flat.theta.copy()
         self.messages = np.zeros(int(flat.message[-1]))
         """What nodes have put on their edges."""
         self.count = WorkCount() if count is None else count

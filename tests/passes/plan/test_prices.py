@@ -26,12 +26,12 @@ def test_a_price_stands_at_the_time_that_is_short() -> None:
     flat = flat_network(network)
     few = flat_budget(flat, (free, *fixed), 6.0)
     assert (few.times.tolist(), few.tightest.tolist(), few.room.tolist()) == ([2], [5], [3.0])
-    prices = Prices(flat, flat.with_ceiling(1e3), few, 0.0, Effort())
+    prices = Prices(flat, few, 0.0, Effort())
     prices.charge(np.array([2.0]))
     prices.best = prices.at
     assert prices.best_prices().times.tolist() == [5]
     late = flat_budget(flat, (free, *fixed, Load(0, 5, 7, np.array([1.0, 0.0]))), 6.0)
-    other = Prices(flat, flat.with_ceiling(1e3), late, 0.0, Effort())
+    other = Prices(flat, late, 0.0, Effort())
     other.begin_at(prices.best_prices())
     assert other.at[late.times.tolist().index(5)] == 2.0 and other.at.sum() == 2.0
 
@@ -42,11 +42,9 @@ def test_prices_go_on_with_other_loads(more: float) -> None:
     raised = 0
     for network, budget in feasible_problems(0.6, 60):
         reduction = reduce_network(network, loads=budget.loads)
-        flat = flat_network(reduction.kernel)
+        flat = flat_network(reduction.kernel, 1e3)
         early = [x for x in reduction.loads if x.start <= 3]
-        prices = Prices(
-            flat, flat.with_ceiling(1e3), flat_budget(flat, early, budget.limit), reduction.constant, Effort()
-        )
+        prices = Prices(flat, flat_budget(flat, early, budget.limit), reduction.constant, Effort())
         for _ in range(20):
             prices.step(math.inf)
         total, loads = prices.at.sum(), flat_budget(flat, reduction.loads, budget.limit + more)
@@ -58,7 +56,7 @@ def test_prices_go_on_with_other_loads(more: float) -> None:
             assert not best.fits or reduction.constant + prices.lower <= best.cost * (1 + 1e-9)
             prices.step(math.inf)
         prices.charge(np.zeros(loads.room.size))
-        fresh = Prices(flat, flat.with_ceiling(1e3), loads, reduction.constant, Effort())
+        fresh = Prices(flat, loads, reduction.constant, Effort())
         states = np.zeros(flat.turn.size, dtype=np.int64)
         assert _moved_cost(prices, states) == pytest.approx(_moved_cost(fresh, states))
     assert raised > 20

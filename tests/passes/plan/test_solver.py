@@ -142,7 +142,7 @@ def test_sweeps_only_raise_a_bound_that_holds() -> None:
     for seed in range(150):
         kernel = dense_network(seed)
         best = optimum(kernel)
-        dual = Dual(flat_network(kernel), 100.0)
+        dual = Dual(flat_network(kernel, 100.0))
         bounds = [dual.lower_bound()]
         for forward in (True, False) * 4:
             swept = dual.sweep(forward)
@@ -155,7 +155,7 @@ def test_sweeps_only_raise_a_bound_that_holds() -> None:
 def test_states_cost_at_least_what_fixing_believes() -> None:
     for seed in range(20):
         network = dense_network(seed)
-        dual = Dual(flat_network(network), 100.0)
+        dual = Dual(flat_network(network, 100.0))
         dual.sweep(True)
         dual.sweep(False)
         base = dual.lower_bound()

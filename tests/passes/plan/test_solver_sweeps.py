@@ -76,7 +76,7 @@ def test_an_edge_is_entered_at_both_ends() -> None:
 
 def test_forbidden_entries_are_filled_table_by_table() -> None:
     table, theta = np.array([[1.0, np.inf], [-2.0, 0.0]]), np.array([np.inf, 5.0])
-    flat = flat_network(CostNetwork((theta, np.zeros(2)), ((0, 1, table),))).with_ceiling(10.0)
+    flat = flat_network(CostNetwork((theta, np.zeros(2)), ((0, 1, table),)), 10.0)
     assert flat.theta.tolist() == [15.0, 5.0, 0.0, 0.0]
     assert flat.pool.tolist() == [1.0, 8.0, -2.0, 0.0, 1.0, -2.0, 8.0, 0.0]
 
