@@ -179,7 +179,7 @@ def measure(row: str, folder: Path | None = None, peers: Mapping[str, TargetProg
         found.append(program_of(exe, seconds))
     report = program.report_of(exe, *args)  # of the last one, ours
     plan, digest = report.plan, digest_of(program.lower(*args))
-    return TargetRow(row, *found, plan.wire_bytes, plan.memory_bytes, report.unexplained, digest)
+    return TargetRow(row, *found, plan.wire_bytes, plan.memory_bytes, report.unexplained_differences, digest)
 
 
 def program_for(row: str) -> tuple[Case, sbp.Placement, Any]:
