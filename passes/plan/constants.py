@@ -182,8 +182,6 @@ NEAR_PART = 0.01
 Half: steps up to 8.7 % longer. Double: steps up to 1.4 % longer."""
 CORRECTED_TRIES = 8
 """How often a search is told what the evaluator finds beside what was counted, around the peak."""
-DEARER = 0.1
-"""Of the cost of what was found first: what fits and costs so much more is compared with what is smallest."""
 MARGIN = 0.002
 """Of what the next try might use, this part is left free. Double: steps up to 5.4 % longer."""
 FREE_PART = 0.02

@@ -99,10 +99,10 @@ class LimitedSpace(Space):
             counted, most = self.budget.peak_bytes(states), (1.0 + constants.MOST_STEP) * limit
             self.pool.add(replace(self.look(states, "at prices"), is_over=counted > most))
         search = self.solver_from(base, starts, effort)
-        first = found = search.run()
+        found = search.run()
         if self.problem.proves and math.isfinite(found.bound):
             self.bound = max(self.bound, found.bound)
-        tried = self.plan_of(first)
+        tried = self.plan_of(found)
         for _ in range(constants.CORRECTED_TRIES):
             if tried is None or self.pool.fits(tried) or not found.fits:
                 break
@@ -111,13 +111,9 @@ class LimitedSpace(Space):
                 break
             found = search.go_on(limit, self.effort_part(effort, constants.TRY_SECONDS), taken)
             tried = self.plan_of(found)
-        fitted: PlanCandidate | None = None
-        if tried is not None and self.pool.fits(tried):
-            fitted = self.with_more(search, tried, effort)
-            if found.cost <= (1.0 + constants.DEARER) * first.cost:
-                return fitted
-        other = self.smallest(search, effort)
-        return other if fitted is None or isinstance(other, PlanCandidate) else fitted
+        if tried is None or not self.pool.fits(tried):
+            return self.smallest(search, effort)
+        return self.with_more(search, tried, effort)
 
     def solver_from(self, base: PlanCandidate, starts: Sequence[tuple[int, ...]], effort: Effort) -> Solver:
         """A search with what it begins at."""

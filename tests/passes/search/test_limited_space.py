@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,7 +19,6 @@ from sbp.passes.physical.exposure import Clock, Exposure
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.kernel_merges import merge_ops
 from sbp.passes.physical.memory import Live, SmallestPeak
-from sbp.passes.plan import constants
 from sbp.passes.plan.budget import Budget, Load
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat_network import all_costs
@@ -138,17 +136,6 @@ def test_what_the_search_begins_at_is_a_candidate() -> None:
     assert isinstance(found, PlanCandidate)
     assert "at prices" in {x.source for x in space.pool.candidates}
     assert space.best(found).times.step_seconds == min(x.times.step_seconds for x in own)
-
-
-@pytest.mark.parametrize(("dearer", "is_compared"), [(math.inf, False), (-1.0, True)])
-def test_what_fits_and_is_dear_is_compared_with_the_smallest(
-    dearer: float, is_compared: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(constants, "DEARER", dearer)
-    space = space_of(chain, HARDWARE, 2.0)
-    found = space.fit(space.look(solve(space.network).states, "any"), Effort())
-    assert isinstance(found, PlanCandidate) and space.pool.fits(found)
-    assert ("the smallest peak" in {x.source for x in space.pool.candidates}) == is_compared
 
 
 def test_near_a_plan_as_much_counts_as_keeps_the_limit_there() -> None:
