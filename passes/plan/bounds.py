@@ -7,15 +7,20 @@ searches over those. If what it finds is not above the level, then no state that
 plan, and the answer is as exact as without all this; otherwise the level is raised.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import compress
 
 import numpy as np
 
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.plan import constants
+from sbp.passes.plan.alike import AlikeNetwork, alike_network
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cost import Shards, kernel_seconds_of, seconds_of
 from sbp.passes.plan.effort import Effort
+from sbp.passes.plan.flat_network import ranges
 from sbp.passes.plan.indexed_network import sweep_wide, wide_network
 from sbp.passes.plan.model import Boundary, Model
 from sbp.passes.plan.network import IndexedNetwork, Indices, Infeasible, Solution
@@ -38,9 +43,25 @@ class Narrowing:
         self.bound = -np.inf
         self.rounding = 8.0 * float(np.finfo(dtype).eps)
 
+    def begin_at(self, alike: AlikeNetwork, reached: "Narrowing") -> None:
+        """Begins where the network with equal parts as one has come to.
+
+        Arguments:
+          reached: of that one.
+        """
+        own, wide = alike.edges >= 0, self.wide
+        at, counts = reached.wide.ends[alike.edges[own]].reshape(-1), alike.counts[alike.edges[own]]
+        ends = [n for i, j, _ in compress(self.network.edges, own) for n in (i, j)]
+        sizes = np.array([self.network.unary[n].size for n in ends], dtype=np.int64)
+        sent = reached.messages[ranges(at, sizes)] / np.repeat(np.repeat(counts, 2), sizes)
+        self.messages[ranges(wide.ends[own].reshape(-1), sizes)] = sent
+        nodes = np.repeat(wide.offsets[:-1], np.diff(wide.first))
+        states = ranges(nodes, np.diff(wide.message))
+        self.theta -= np.bincount(states, self.messages, minlength=self.theta.size)
+
     def sweep(self) -> None:
         """There and back, once."""
-        self.effort.count.add(constants.SWEPT_CELL_SECONDS * self.wide.cells)
+        self.effort.count.add(constants.INDEXED_CELL_SECONDS * self.wide.cells)
         for forward in (True, False):
             excess = np.zeros(self.theta.size)
             bound, noise = sweep_wide(self.wide, self.theta, self.messages, excess, forward, self.rounding)
@@ -49,21 +70,24 @@ class Narrowing:
             self.bound = bound - noise
 
     def converge(self) -> None:
-        """Sweeps until they hardly raise the bound."""
-        while True:
+        """Sweeps until they hardly raise the bound, and lets go of the tables, a gigabyte on four axes."""
+        before = -math.inf
+        while self.bound == -math.inf or not (
+            self.bound - before <= constants.PROGRESS * abs(self.bound) or self.effort.is_spent
+        ):
             before = self.bound
             self.sweep()
-            if self.bound - before <= constants.PROGRESS * abs(self.bound) or self.effort.is_spent:
-                return
-
-    def release(self) -> None:
-        """Lets go of the tables, a gigabyte on four axes: no sweep follows."""
         self.wide = self.wide._replace(pool=self.wide.pool[:0].copy())
 
-    def level(self, cells: float) -> float:
-        """The highest of some levels above the bound below which the tables have at most so many cells."""
-        for part in constants.LEVELS:
-            level = self.bound + part * abs(self.bound)
+    def level(self, cells: float, cost: float) -> float:
+        """The highest of some levels above the bound below which the tables have at most so many cells.
+
+        Arguments:
+          cost: of what is known; no level is higher.
+        """
+        levels = [self.bound + part * abs(self.bound) for part in constants.LEVELS]
+        above = cost + constants.NOISE * abs(cost)
+        for level in [above, *(x for x in levels if x < above)] if math.isfinite(cost) else levels:
             if self.network.kept_cells(self.states_below(level)) <= cells:
                 break
         return level
@@ -87,18 +111,51 @@ def solve_indexed(
     """
     if network.cells <= constants.DENSE_CELLS:
         return solve(network.dense(), effort=effort, progress=progress)
+    effort, alike = effort or Effort(), alike_network(network)
+    reached: Narrowing | None = None
+    known: tuple[int, ...] | None = None
+    if alike is not None:
+        reached = _narrow(alike.network, effort)
+        with suppress(Infeasible):  # equal parts may have to choose otherwise
+            known = alike.expand(_search(alike.network, reached, constants.DENSE_CELLS).states)
+    narrowing = _narrow(network, effort, alike, reached)
+    return _search(network, narrowing, constants.WRITTEN_CELLS, progress, known)
+
+
+def _narrow(
+    network: IndexedNetwork,
+    effort: Effort,
+    alike: AlikeNetwork | None = None,
+    reached: Narrowing | None = None,
+) -> Narrowing:
+    """Bounds that have converged, from zero or from those of the network with equal parts as one."""
     dtype = np.float64 if network.cells <= constants.WRITTEN_CELLS else np.float32
     narrowing = Narrowing(network, dtype, effort)
+    if alike is not None and reached is not None:
+        narrowing.begin_at(alike, reached)
     narrowing.converge()
-    narrowing.release()
-    return _search(network, narrowing, progress)
+    return narrowing
 
 
-def _search(network: IndexedNetwork, narrowing: Narrowing, progress: Progress | None) -> Solution:
-    """The best over the states below a level, which is raised to what that costs if that is above it."""
-    level = narrowing.level(constants.WRITTEN_CELLS)
+def _search(
+    network: IndexedNetwork,
+    narrowing: Narrowing,
+    cells: float,
+    progress: Progress | None = None,
+    known: tuple[int, ...] | None = None,
+) -> Solution:
+    """The best over the states below a level, which is raised to what that costs if that is above it.
+
+    Arguments:
+      cells: that there may be below the first level.
+      known: an assignment; where too many states may be better it is the answer.
+    """
+    cost = math.inf if known is None else network.cost(known)
+    level = narrowing.level(cells, cost)
     while True:
         kept = narrowing.states_below(level)
+        if known is not None and network.kept_cells(kept) > constants.RESULT_CELLS:
+            return Solution(known, cost, min(narrowing.bound, cost))
         try:
             if not all(keep.size for keep in kept):
                 raise Infeasible  # nothing is below the level
@@ -106,16 +163,19 @@ def _search(network: IndexedNetwork, narrowing: Narrowing, progress: Progress | 
         except Infeasible:
             if all(keep.size == theta.size for keep, theta in zip(kept, network.unary, strict=True)):
                 raise
-            level += constants.LEVEL_GROWTH * (level - narrowing.bound)
+            above = level - narrowing.bound
+            level = level + constants.LEVEL_GROWTH * above if above > 0.0 else math.inf
             continue
         states = tuple(int(keep[s]) for keep, s in zip(kept, found.states, strict=True))
+        if known is None or found.cost < cost:
+            known, cost = states, found.cost
         # What is left out costs at least the level.
-        answer = Solution(states, found.cost, min(found.bound, level, found.cost))
+        answer = Solution(known, cost, min(found.bound, level, cost))
         if answer.gap == 0.0 or found.bound < level or narrowing.effort.is_spent:
             return answer
-        if network.kept_cells(narrowing.states_below(found.cost)) > constants.RESULT_CELLS:
+        if network.kept_cells(narrowing.states_below(cost)) > constants.RESULT_CELLS:
             return answer
-        level = found.cost
+        level = cost
 
 
 def relaxed_bound(

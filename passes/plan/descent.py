@@ -47,13 +47,19 @@ class FoldedNetwork:
         return tuple(states[k] for k in self.classes)
 
 
-def _classes(network: CostNetwork, kinds: Colours, hops: int) -> tuple[int, ...]:
-    """Classes of nodes that have the same costs, and so have all around them."""
-    colours = mix_bits(numbers_of(network.unary))
-    if not network.edges:
+def classes_of(
+    unary: Sequence[Table], edges: Sequence[tuple[int, int, object]], kinds: Colours, hops: int
+) -> tuple[int, ...]:
+    """Classes of nodes that have the same costs, and so have all around them.
+
+    Arguments:
+      kinds: a number per edge.
+    """
+    colours = mix_bits(numbers_of(unary))
+    if not edges:
         return colour_numbers(colours)
     tables = mix_bits(kinds)
-    i, j = (np.array(ends) for ends in zip(*((a, b) for a, b, _ in network.edges), strict=True))
+    i, j = (np.array(ends) for ends in zip(*((a, b) for a, b, _ in edges), strict=True))
     for _ in range(hops):
         around = np.zeros_like(colours)
         # A sum does not depend on the order of the edges; 64 bits of it do not meet by chance.
@@ -75,7 +81,7 @@ def fold(network: CostNetwork, hops: int, kinds: Colours | None = None) -> Folde
     (3, True)
     """
     kinds = numbers_of([table for _, _, table in network.edges]) if kinds is None else kinds
-    classes = _classes(network, kinds, hops)
+    classes = classes_of(network.unary, network.edges, kinds, hops)
     members = Counter(classes)
     first = {k: node for node, k in reversed(list(enumerate(classes)))}
     known: dict[tuple[int, int], Table] = {}

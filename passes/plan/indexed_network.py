@@ -31,6 +31,7 @@ class Wide(NamedTuple):
       classes: `[2 m]`, where in `places` the class of each of the node's states begins.
       width: `[2 m]`, how many classes the node's states have.
       core: `[2 m]`, where in the pool the core begins; its rows are the classes at the other end.
+      ends: `[m, 2]`, where the costs per state for each edge begin, at its first and its second node.
       places: the classes of states, table by table.
       pool: the cores.
     """
@@ -44,6 +45,7 @@ class Wide(NamedTuple):
     classes: Indices
     width: Indices
     core: Indices
+    ends: Indices
     places: NDArray[np.int32]
     pool: Pool
 
@@ -134,15 +136,20 @@ def wide_network(network: IndexedNetwork, dtype: type) -> Wide:
     place[network.order] = np.arange(network.order.size)
     sizes = np.array([network.unary[node].size for node in network.order], dtype=np.int64)
     cores = _Cores(dtype)
-    edges, kinds = list[tuple[int, int, None]](), list[_Kind]()
+    edges, kinds, is_later = list[tuple[int, int, None]](), list[_Kind](), list[bool]()
     for i, j, table in network.edges:
         if i == j:
             raise ValueError("indexed network: an edge joins two nodes")
         kind = cores.put(table)
-        later = place[i] < place[j]
+        later = bool(place[i] < place[j])
+        is_later.append(later)
         edges.append((place[i], place[j], None) if later else (place[j], place[i], None))
         kinds.append(kind if later else kind.transpose())
     entries = entries_of(edges, sizes.size)
+    messages, m = starts_of(sizes[entries.node]), len(edges)
+    edge, ends = entries.order % max(1, m), np.zeros((m, 2), dtype=np.int64)
+    is_second = (entries.order < m) != np.array(is_later, dtype=np.bool_)[edge]
+    ends[edge, is_second.astype(np.int64)] = messages[:-1]
     # An entry's core has the other end's classes as rows: at the earlier node that is the turned one.
     both = np.array([k.transpose() for k in kinds] + kinds, dtype=np.int64).reshape(-1, 6)[entries.order]
     return Wide(
@@ -151,10 +158,11 @@ def wide_network(network: IndexedNetwork, dtype: type) -> Wide:
         entries.turn,
         entries.other,
         entries.twin,
-        starts_of(sizes[entries.node]),
+        messages,
         both[:, 1].copy(),
         both[:, 3].copy(),
         both[:, 4].copy(),
+        ends,
         np.concatenate(cores.places) if cores.places else np.zeros(0, dtype=np.int32),
         np.concatenate(cores.parts) if cores.parts else np.zeros(0, dtype=dtype),
     )

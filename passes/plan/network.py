@@ -233,6 +233,10 @@ class IndexedNetwork:
         """The same of all edges; tables that are one object are counted each."""
         return sum(table.cells for _, _, table in self.edges)
 
+    def cost(self, states: Sequence[int]) -> float:
+        """Cost of an assignment."""
+        return self.dense([np.array([state]) for state in states]).cost([0] * len(states))
+
     def kept_cells(self, kept: Kept) -> int:
         """Entries of all edges' tables on these states."""
         return sum(kept[i].size * kept[j].size for i, j, _ in self.edges)
