@@ -65,24 +65,22 @@ def shortest_by_trying(
     steps = np.maximum(kernels, constants.SENT_PART * (costs - kernels))
     order, ways = np.lexsort((costs, steps)), ways_again(candidates, asked, boxings)
     best, least, left = None, below_seconds, list[tuple[float, ChosenSignatures]]()
-    for tried, k in enumerate(order[costs[order] < math.inf]):
-        if tried >= constants.PROGRAMS_TRIED[math.isinf(least)] or steps[k] >= least:
-            break
-        plain = model.chosen_signatures(states[:, k].tolist(), float(costs[k]), bound)
-        found = weigh(plain)
-        if not found.fits:
-            left.append((steps[k], plain))
-        elif found.step_seconds < least:
-            best, least = plain, found.step_seconds
+    plain = (
+        (steps[k], model.chosen_signatures(states[:, k].tolist(), float(costs[k]), bound))
+        for k in order[costs[order] < math.inf]
+    )
     # What runs again comes on top of what an assignment costs, and may be all that fits.
-    again = ((step, replace(plain, recomputed=way)) for step, plain in left for way in ways)
+    again = ((step, replace(x, recomputed=way)) for step, x in left for way in ways)
     possible = ((step, x) for step, x in again if is_possible(candidates, x, boxings))
-    for tried, (step, x) in enumerate(possible):
-        if tried >= constants.PROGRAMS_TRIED[math.isinf(least)] or step >= least:
-            break
-        found = weigh(x)
-        if found.fits and found.step_seconds < least:
-            best, least = replace(x, seconds=found.seconds), found.step_seconds
+    for tries in (plain, possible):
+        for tried, (step, x) in enumerate(tries):
+            if tried >= constants.PROGRAMS_TRIED[math.isinf(least)] or step >= least:
+                break
+            found = weigh(x)
+            if not (found.fits or x.recomputed):
+                left.append((step, x))
+            elif found.fits and found.step_seconds < least:
+                best, least = replace(x, seconds=found.seconds), found.step_seconds
     return None if best is None else replace(best, bound=min(bound, best.seconds))
 
 

@@ -16,11 +16,11 @@ import numpy as np
 
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.plan import constants
-from sbp.passes.plan.alike import AlikeNetwork, alike_network
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cost import Shards, kernel_seconds_of, seconds_of
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat_network import ranges
+from sbp.passes.plan.folding import FoldedNetwork, fold_if_alike
 from sbp.passes.plan.indexed_network import sweep_wide, wide_network
 from sbp.passes.plan.model import Boundary, Model
 from sbp.passes.plan.network import IndexedNetwork, Indices, Infeasible, Solution
@@ -43,14 +43,15 @@ class Narrowing:
         self.bound = -np.inf
         self.rounding = 8.0 * float(np.finfo(dtype).eps)
 
-    def begin_at(self, alike: AlikeNetwork, reached: "Narrowing") -> None:
-        """Begins where the network with equal parts as one has come to.
+    def begin_at(self, folded: FoldedNetwork[IndexedNetwork], reached: "Narrowing") -> None:
+        """Begins where the network with equal parts as one has come to: the bound there is the same.
 
         Arguments:
-          reached: of that one.
+          reached: of that one. What its edges were sent each edge here has an even share of.
         """
-        own, wide = alike.edges >= 0, self.wide
-        at, counts = reached.wide.ends[alike.edges[own]].reshape(-1), alike.counts[alike.edges[own]]
+        own, wide = folded.edges >= 0, self.wide
+        edges = folded.edges[own]
+        at, counts = reached.wide.ends[edges].reshape(-1), np.bincount(edges)[edges]
         ends = [n for i, j, _ in compress(self.network.edges, own) for n in (i, j)]
         sizes = np.array([self.network.unary[n].size for n in ends], dtype=np.int64)
         sent = reached.messages[ranges(at, sizes)] / np.repeat(np.repeat(counts, 2), sizes)
@@ -111,30 +112,24 @@ def solve_indexed(
     """
     if network.cells <= constants.DENSE_CELLS:
         return solve(network.dense(), effort=effort, progress=progress)
-    effort, alike = effort or Effort(), alike_network(network)
-    reached: Narrowing | None = None
+    effort = effort or Effort()
+    folded = fold_if_alike(network)
+    narrowing = narrowed = _narrowing(folded.network, effort)
+    narrowed.converge()
     known: tuple[int, ...] | None = None
-    if alike is not None:
-        reached = _narrow(alike.network, effort)
+    if folded.network is not network:
         with suppress(Infeasible):  # equal parts may have to choose otherwise
-            known = alike.expand(_search(alike.network, reached, constants.DENSE_CELLS).states)
-    narrowing = _narrow(network, effort, alike, reached)
+            known = folded.expand(_search(folded.network, narrowed, constants.DENSE_CELLS).states)
+        narrowing = _narrowing(network, effort)
+        narrowing.begin_at(folded, narrowed)
+        narrowing.converge()
     return _search(network, narrowing, constants.WRITTEN_CELLS, progress, known)
 
 
-def _narrow(
-    network: IndexedNetwork,
-    effort: Effort,
-    alike: AlikeNetwork | None = None,
-    reached: Narrowing | None = None,
-) -> Narrowing:
-    """Bounds that have converged, from zero or from those of the network with equal parts as one."""
+def _narrowing(network: IndexedNetwork, effort: Effort) -> Narrowing:
+    """The bounds of a network, not swept."""
     dtype = np.float64 if network.cells <= constants.WRITTEN_CELLS else np.float32
-    narrowing = Narrowing(network, dtype, effort)
-    if alike is not None and reached is not None:
-        narrowing.begin_at(alike, reached)
-    narrowing.converge()
-    return narrowing
+    return Narrowing(network, dtype, effort)
 
 
 def _search(

@@ -284,11 +284,10 @@ class UnwrittenValues:
             id(boxing),
         )
         if key not in self.m.columns:
-            sends = self.m.copy_masks(boxing)[1]
             wanted: dict[Any, dict[NdSbp, int]] = {}
             for s in strategies:
                 wanted.setdefault(s.results[0], {})[s.operands[k]] = boxing.index[s.operands[k]]
-            silent = ~sends[[boxing.index[nd] for nd in lies[: source.kept_count]]]
+            silent = ~boxing.sends[1][[boxing.index[nd] for nd in lies[: source.kept_count]]]
             table = np.ones((len(lies), len(own)), dtype=bool)
             for column in range(x.each, x.kept_count):
                 to = wanted.get(own[column], {})

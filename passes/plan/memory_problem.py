@@ -24,7 +24,7 @@ from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.clusters import Cluster
 from sbp.passes.plan.cost import local_bytes
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model, ValueUse
-from sbp.passes.plan.network import IndexedNetwork, Table, written_down
+from sbp.passes.plan.network import IndexedNetwork, IndexedTable, Table, written_down
 from sbp.passes.plan.traffic import Lifetime, OperandCopy
 from sbp.passes.program.graph import Const
 from sbp.signature import NdSbp
@@ -220,13 +220,15 @@ class RoomModel(Model):
         key = "copies", id(boxing), id(source.needs), id(use.needs), computed
         if key not in self.columns:
             own = tuple(dict.fromkeys(use.needs))
-            made, wanted = self.tables_of(boxing, source.needs, use.needs, computed)
+            place = {nd: k for k, nd in enumerate(own)}
+            same = np.tile(np.where(np.eye(len(own), dtype=np.bool_), 0.0, np.inf), 2)
+            made = self.copy_mask(boxing, source.needs, own, computed)
             free = np.where(made, np.inf, 0.0)
             beside = np.where(made, self.held_bytes(v, source.needs)[:, None], np.inf).min(axis=0)
             beside[np.isinf(beside) | (not computed)] = 0.0
             self.columns[key] = (
                 written_down(np.hstack([np.where(made, 0.0, np.inf), free])),
-                written_down(np.hstack([wanted, wanted])),
+                IndexedTable(same, np.array([place[nd] for nd in use.needs]), np.arange(2 * len(own))),
                 np.zeros(2 * len(own)),
                 beside,
                 own,
@@ -245,21 +247,14 @@ class RoomModel(Model):
         self.load(variable, start + 1, end, np.concatenate([sizes, sizes if whole_time else np.zeros(n)]))
         return variable
 
-    def tables_of(
+    def copy_mask(
         self, boxing: Boxing, before: tuple[NdSbp, ...], after: tuple[NdSbp, ...], computed: bool
-    ) -> tuple[NDArray[np.bool_], Table]:
-        """Whether boxing makes a copy, per signature before and each different one after; who wants which."""
-        own = list(dict.fromkeys(after))
-        rows, columns = [boxing.index[nd] for nd in before], [boxing.index[nd] for nd in own]
-        place = {nd: k for k, nd in enumerate(own)}
-        wanted = np.full((len(after), len(own)), np.inf)
-        wanted[np.arange(len(after)), [place[nd] for nd in after]] = 0.0
-        return self.copy_masks(boxing)[int(computed)][np.ix_(rows, columns)], wanted
-
-    def copy_masks(self, boxing: Boxing) -> tuple[NDArray[np.bool_], ...]:
-        """Whether boxing makes a copy: a collective other than an all-reduce, which writes over its operand;
-        and whether it has any. Cuts and zeros are computed by who reads them."""
-        return boxing.sends
+    ) -> NDArray[np.bool_]:
+        """Whether boxing makes a copy, per signature before and after: a collective other than an all-reduce,
+        which writes over its operand; of what is computed where it is read, any. Cuts and zeros are computed
+        by who reads them."""
+        rows, columns = ([boxing.index[nd] for nd in nds] for nds in (before, after))
+        return boxing.sends[int(computed)][np.ix_(rows, columns)]
 
     def load(self, variable: int, start: int, end: int, sizes: Table) -> None:
         """Adds a load, unless it is of no time."""

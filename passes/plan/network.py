@@ -8,7 +8,7 @@ states squared to write down. So a network also comes as shared tables and two l
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -195,6 +195,9 @@ class IndexedTable:
     def cells(self) -> int:
         """Entries of the table once it is written down."""
         return self.rows.size * self.columns.size
+
+    def __mul__(self, times: int) -> "IndexedTable":
+        return replace(self, scale=times * self.scale)
 
     def dense(self, rows: Indices | None = None, columns: Indices | None = None) -> Table:
         """The table written down, for these states only if given."""

@@ -279,24 +279,13 @@ class RecomputingModel(RoomModel):
             self.boxed[v] = copy
         return copy
 
-    def tables_of(
+    def copy_mask(
         self, boxing: Boxing, before: tuple[NdSbp, ...], after: tuple[NdSbp, ...], computed: bool
-    ) -> tuple[NDArray[np.bool_], Table]:
-        """Whether boxing makes a copy, and who wants which; of nothing there is none."""
-        if NOWHERE not in before and NOWHERE not in after:
-            return super().tables_of(boxing, before, after, computed)
-        somewhere = next(nd for nd in (*before, *after) if nd is not NOWHERE)
-        own = tuple(dict.fromkeys(after))
-        filled = tuple(somewhere if nd is NOWHERE else nd for nd in before)
-        at = [boxing.index[nd] for nd in filled]
-        to = [boxing.index[somewhere if nd is NOWHERE else nd] for nd in own]
-        made = self.copy_masks(boxing)[int(computed)][np.ix_(at, to)].copy()
-        made[[nd is NOWHERE for nd in before]] = False
-        made[:, [nd is NOWHERE for nd in own]] = False
-        place = {nd: k for k, nd in enumerate(own)}
-        wanted = np.full((len(after), len(own)), np.inf)
-        wanted[np.arange(len(after)), [place[nd] for nd in after]] = 0.0
-        return made, wanted
+    ) -> NDArray[np.bool_]:
+        """Whether boxing makes a copy; of nothing there is none."""
+        there, wanted = (np.array([nd is not NOWHERE for nd in nds]) for nds in (before, after))
+        made = super().copy_mask(boxing, self.fill(before)[0], self.fill(after)[0], computed)
+        return made & np.outer(there, wanted)
 
     def sizes(self, v: int, signatures: tuple[NdSbp, ...], factor: float = 1.0) -> Table:
         """Of a device's part of a value under each signature; of nothing none."""

@@ -11,9 +11,9 @@ axes of a group has such plans, at the size of one on two axes. With what ops ha
 these it has the plans near that one too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from sbp.hardware.catalogue import Hardware
 from sbp.passes.boxing.paths import Boxings
@@ -21,9 +21,9 @@ from sbp.passes.physical.exposure import Clock
 from sbp.passes.plan import constants
 from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.effort import Effort
-from sbp.passes.plan.model import Boundary, ChosenSignatures, Model, ValueUse
+from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
+from sbp.passes.plan.network import Table
 from sbp.passes.plan.seeds import plain_seeds, seed_name
-from sbp.passes.program.graph import Node
 from sbp.passes.search.limited_space import FITTING
 from sbp.passes.search.pool import Pool, Space
 from sbp.placement import Placement
@@ -103,17 +103,10 @@ class CutModel(Model):
         super().__init__(candidates, boundary, boxings)
         self.is_over = is_over
 
-    def add_node(self, node: Node, times: int) -> None:
-        self._check()
-        super().add_node(node, times)
-
-    def connect(self, v: int, uses: list[ValueUse]) -> None:
-        self._check()
-        super().connect(v, uses)
-
-    def _check(self) -> None:
+    def variable(self, states: Sequence[Any], cost: Table | None = None) -> int:
         if self.is_over():
             raise CutOff
+        return super().variable(states, cost)
 
 
 def add_floor(pool: Pool, clock: Clock, asked: Boundary, donated: tuple[int, ...]) -> None:

@@ -10,8 +10,9 @@ from functools import cached_property
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.exposure import Clock, Exposure, Shares, StepTimes
 from sbp.passes.plan import constants
-from sbp.passes.plan.descent import Descent, fold_if_alike
+from sbp.passes.plan.descent import Descent
 from sbp.passes.plan.effort import Effort, WorkCount
+from sbp.passes.plan.folding import fold_if_alike
 from sbp.passes.plan.model import ChosenSignatures, Model
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 from sbp.passes.plan.seeds import SeedTensors, SeedUse, restriction, tensors_of

@@ -101,13 +101,13 @@ def test_a_chain_that_is_made_again_is_there_from_its_first_op_on(layers: int) -
 def test_equal_layers_share_what_is_known_of_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """What boxing a value makes is found once for all layers, not for each."""
     asked = list[int]()
-    own = RecomputingModel.tables_of
+    own = RecomputingModel.copy_mask
 
     def counted(model: RecomputingModel, *args: Any) -> Any:
         asked.append(1)
         return own(model, *args)
 
-    monkeypatch.setattr(RecomputingModel, "tables_of", counted)
+    monkeypatch.setattr(RecomputingModel, "copy_mask", counted)
     found = list[int]()
     for layers in (4, 8):
         asked.clear()
