@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sbp.compat import core
+from sbp.compat.exact_keys import memo
 from sbp.compat.untyped import DType
 from sbp.hardware.catalogue import Hardware
 from sbp.layout import local_shape
@@ -36,43 +37,28 @@ class Network:
 
     placement: Placement
     hardware: Hardware
-    _groups: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = field(
-        default_factory=dict, compare=False, repr=False
-    )
-    _seconds: dict[tuple[str, tuple[int, ...], float], float] = field(
-        default_factory=dict, compare=False, repr=False
-    )
 
+    @memo
     def group(self, axes: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
         """The ranks of the slowest group along `axes`, and how many groups there are."""
-        if axes not in self._groups:
-            every = [tuple(int(r) for r in g) for g in self.placement.groups(axes)]
-            slowest = min(every, key=lambda g: self.hardware.link(g).bytes_per_second)
-            self._groups[axes] = slowest, len(every)
-        return self._groups[axes]
+        every = [tuple(int(r) for r in g) for g in self.placement.groups(axes)]
+        return min(every, key=lambda g: self.hardware.link(g).bytes_per_second), len(every)
 
+    @memo
     def collective_seconds(self, kind: str, axes: tuple[int, ...], wire_bytes: float) -> float:
         """The time of a collective in which each device sends so much."""
         # Asked for every move of every kind of tensor; many are alike.
-        key = kind, axes, wire_bytes
-        if key not in self._seconds:
-            ranks, groups = self.group(axes)
-            self._seconds[key] = self.hardware.collective_seconds(kind, wire_bytes, ranks, groups)
-        return self._seconds[key]
+        return self.hardware.collective_seconds(kind, wire_bytes, *self.group(axes))
 
+    @memo
     def believed_seconds(self, kind: str, axes: tuple[int, ...], wire_bytes: float) -> float:
         """What XLA's scheduler takes such a collective to be; on a device of which nothing is known, what it
         takes."""
-        key = f"believed {kind}", axes, wire_bytes
-        if key not in self._seconds:
-            if self.hardware.chip:
-                whole = wire_bytes / sent_share(kind, len(self.group(axes)[0]))
-                groups = [[int(r) for r in g] for g in self.placement.groups(axes)]
-                found = believed_collective_seconds(CHIPS[self.hardware.chip], kind, whole, groups)
-            else:
-                found = self.collective_seconds(kind, axes, wire_bytes)
-            self._seconds[key] = found
-        return self._seconds[key]
+        if not self.hardware.chip:
+            return self.collective_seconds(kind, axes, wire_bytes)
+        whole = wire_bytes / sent_share(kind, len(self.group(axes)[0]))
+        groups = [[int(r) for r in g] for g in self.placement.groups(axes)]
+        return believed_collective_seconds(CHIPS[self.hardware.chip], kind, whole, groups)
 
     @property
     def turned_seconds(self) -> float:

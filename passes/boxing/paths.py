@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.compat import core
+from sbp.compat.exact_keys import memo
 from sbp.compat.machine_code import compile_loops
 from sbp.compat.untyped import DType
 from sbp.passes.boxing.links import Network
@@ -168,17 +169,10 @@ class Boxing:
             found.append(csr_matrix(([s for _, _, s in used], (at[:, 0], at[:, 1])), shape=(2 * n, 2 * n)))
         return found[0], found[1]
 
-    @cached_property
-    def _trees(self) -> dict[tuple[int, bool], tuple[Array, Array]]:
-        return {}
-
+    @memo
     def _tree(self, source: int, strict: bool) -> tuple[Array, Array]:
         """Seconds from one signature, and the predecessors on the cheapest paths."""
-        key = source, strict
-        if key not in self._trees:
-            graph = self._graphs[1 if strict else 0]
-            self._trees[key] = _cheapest(graph, source)
-        return self._trees[key]
+        return _cheapest(self._graphs[1 if strict else 0], source)
 
     @cached_property
     def both(self) -> Array:

@@ -6,7 +6,7 @@ longer than to search for the plan.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.compat import core
+from sbp.compat.exact_keys import memo
 from sbp.compat.untyped import DType
 from sbp.layout import every_signature, wide_axes
 from sbp.passes.boxing.links import STEP_SECONDS, TURNING, Network
@@ -48,7 +49,6 @@ class MoveTable:
 
     signatures: tuple[Signature, ...]
     network: Network
-    _possible: dict[int, bool] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def universe(self) -> tuple[NdSbp, ...]:
@@ -148,11 +148,9 @@ class MoveTable:
         inner: Array = self._dims[self.ends[which, end], example.axes[0]] > 0
         return self.network.turned_seconds * inner
 
+    @memo
     def _permutes(self, k: int) -> bool:
-        if k not in self._possible:
-            move = self.moves[k]
-            self._possible[k] = can_permute(move.before, move.after, self.network.placement.shape)
-        return self._possible[k]
+        return can_permute(self.moves[k].before, self.moves[k].after, self.network.placement.shape)
 
     def _collectives(self, example: Move, sent: Array) -> Array:
         distinct, inverse = np.unique(sent, return_inverse=True)

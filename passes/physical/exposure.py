@@ -20,7 +20,7 @@ from sbp.passes.physical.program import Box, Compute
 from sbp.passes.plan import constants
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cost import sent_seconds
-from sbp.passes.plan.folding import numbered
+from sbp.passes.plan.folding import key_numbers
 from sbp.passes.plan.model import ChosenSignatures, Model
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.program.graph import Graph, Node
@@ -121,7 +121,7 @@ class Exposure:
         for group, v in zip(self.groups, model.edge_values, strict=True):
             self.values[group].add(v)
         self.tables = {g: t for g, (_, _, t) in zip(self.groups, network.edges, strict=True)}
-        self.kinds = numbered(self.groups)
+        self.kinds = key_numbers(self.groups)
         self.communicating = self._communicating()
 
     def _communicating(self) -> dict[int, tuple[Node, Table]]:

@@ -15,7 +15,7 @@ from sbp.passes.plan import constants, forests
 from sbp.passes.plan.budget import Budget, flat_budget
 from sbp.passes.plan.effort import Effort
 from sbp.passes.plan.flat_network import entries_of, flat_network, ranges
-from sbp.passes.plan.folding import Colours, fold_if_alike, unfolded
+from sbp.passes.plan.folding import Colours, fold_if_alike, identity_fold
 from sbp.passes.plan.network import CostNetwork, Table, ceiling_of
 
 
@@ -36,7 +36,7 @@ class Descent:
         budget: Budget | None = None,
         charged: Sequence[Table] | None = None,
     ) -> None:
-        folded = unfolded(network) if budget else fold_if_alike(network, kinds)
+        folded = identity_fold(network) if budget else fold_if_alike(network, kinds)
         self.classes, small = folded.classes, folded.network
         self.first = {k: node for node, k in reversed(list(enumerate(self.classes)))}
         self.ceiling = ceiling_of(small) / constants.LEAST_PART

@@ -83,10 +83,10 @@ def fold_if_alike(network: Whole, kinds: Colours | None = None) -> FoldedNetwork
     """The network folded if many of its parts are equal, else as it is."""
     folded = fold(network, constants.ALIKE_HOPS, kinds)
     is_less = len(folded.network.unary) <= constants.ALIKE_PART * len(network.unary)
-    return folded if is_less else unfolded(network)
+    return folded if is_less else identity_fold(network)
 
 
-def unfolded(network: Whole) -> FoldedNetwork[Whole]:
+def identity_fold(network: Whole) -> FoldedNetwork[Whole]:
     """A network that stands for itself."""
     return FoldedNetwork(network, tuple(range(len(network.unary))), np.arange(len(network.edges)))
 
@@ -94,13 +94,13 @@ def unfolded(network: Whole) -> FoldedNetwork[Whole]:
 def numbers_of(tables: Iterable[Table | IndexedTable]) -> Colours:
     """A number per table, by first sight; equal ones have one. Of indexed ones each object has its own."""
     store = TableStore()
-    return numbered(id(x) if isinstance(x, IndexedTable) else store.put_shared(x) for x in tables)
+    return key_numbers(id(x) if isinstance(x, IndexedTable) else store.put_shared(x) for x in tables)
 
 
-def numbered(keys: Iterable[Hashable]) -> Colours:
+def key_numbers(keys: Iterable[Hashable]) -> Colours:
     """A number per key, 0, 1, ... by first sight.
 
-    >>> numbered("abac").tolist()
+    >>> key_numbers("abac").tolist()
     [0, 1, 0, 2]
     """
     seen: dict[Hashable, int] = {}
@@ -117,7 +117,7 @@ def _classes(network: CostNetwork | IndexedNetwork, kinds: Colours, hops: int) -
         np.add.at(around, i, _mixed(tables + colours[j] * np.uint64(3)))
         np.add.at(around, j, _mixed(tables * np.uint64(5) + colours[i] * np.uint64(7)))
         colours = _mixed(colours * np.uint64(11) + around)
-    return tuple(numbered(colours.tolist()).tolist())
+    return tuple(key_numbers(colours.tolist()).tolist())
 
 
 def _mixed(x: Colours) -> Colours:

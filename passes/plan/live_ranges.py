@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from sbp.compat.exact_keys import memo
 from sbp.passes.plan import constants
 from sbp.passes.plan.memory_problem import RoomModel
 from sbp.passes.plan.model import ValueUse
@@ -62,7 +63,6 @@ class LaterUses:
         self.by_id = {n.id: n for n in model.graph.nodes}
         self.results = {x for x in model.graph.outputs if not isinstance(x, Const)}
         self.early_ops = self.forward()
-        self.read = dict[int, set[tuple[int, int]]]()
 
     def wanted_later(self) -> dict[int, UseSpan]:
         """What is wanted later, or may be since an op runs again, in the order in which it is made."""
@@ -127,13 +127,12 @@ class LaterUses:
             (early if self.m.when(use)[0] < since else late).append(use)
         return early, late, [t for t in reads if t[0] >= since]
 
+    @memo
     def reads(self, v: int) -> set[tuple[int, int]]:
         """When a value is read, by those too that compute what is never in memory of it."""
-        if v not in self.read:
-            uses = self.m.demand.get(v, ())
-            inner = (self.reads(x) for u in uses for x in self.not_written(u.user))
-            self.read[v] = {self.m.when(u) for u in uses}.union(*inner)
-        return self.read[v]
+        uses = self.m.demand.get(v, ())
+        inner = (self.reads(x) for u in uses for x in self.not_written(u.user))
+        return {self.m.when(u) for u in uses}.union(*inner)
 
     def not_written(self, user: int) -> list[int]:
         """The results of an op that are not in memory."""

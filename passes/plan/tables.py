@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-from collections import Counter, defaultdict
-from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from collections import Counter
 
 import numpy as np
 
+from sbp.compat.exact_keys import memo, results_of
 from sbp.passes.plan import sweeps
 from sbp.passes.plan.network import Table
 
@@ -18,9 +16,6 @@ Kept = tuple[int, ...]
 
 _ROUNDING = 4e-15
 """A table is a sum of a row and a column if it is so up to this part of its largest entry."""
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 
 class TableStore:
@@ -49,46 +44,30 @@ class TableStore:
         return known[0]
 
 
-def _once(method: Callable[Concatenate[TableAlgebra, _P], _R]) -> Callable[Concatenate[TableAlgebra, _P], _R]:
-    """Work out a method of the algebra once per distinct operands; these are given by position."""
-    name = method.__name__
-
-    @functools.wraps(method)
-    def remembered(self: TableAlgebra, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        known = self.known[name]
-        if args not in known:
-            known[args] = method(self, *args, **kwargs)
-        result: _R = known[args]
-        return result
-
-    return cast("Callable[Concatenate[TableAlgebra, _P], _R]", remembered)
-
-
 class TableAlgebra:
     """Operations on tables by number. The rows of an edge table are the states of the node in question."""
 
     def __init__(self) -> None:
         self.store = TableStore()
-        self.known = defaultdict[str, dict[tuple[object, ...], Any]](dict)
 
-    @_once
+    @memo
     def add(self, a: int, b: int) -> int:
         """Sum of two tables."""
         return self.store.put(self.store.tables[a] + self.store.tables[b])
 
-    @_once
+    @memo
     def transpose(self, number: int) -> int:
         """The table seen from the other node."""
         result = self.store.put(self.store.tables[number].T)
-        self.known["transpose"][(result,)] = number
+        results_of(self, "transpose")[(result,)] = number
         return result
 
-    @_once
+    @memo
     def take(self, number: int, rows: Kept) -> int:
         """The table with these rows only."""
         return self.store.put(self.store.tables[number][list(rows)])
 
-    @_once
+    @memo
     def normal(self, number: int) -> tuple[int, float]:
         """The table less its smallest entry, and that entry (inf if the table has no finite one)."""
         table = self.store.tables[number]
@@ -97,7 +76,7 @@ class TableAlgebra:
             return number, least
         return self.store.put(table - least), least
 
-    @_once
+    @memo
     def live_rows(self, number: int) -> Kept | None:
         """Rows with a finite entry; None if all have one."""
         table = self.store.tables[number]
@@ -106,18 +85,18 @@ class TableAlgebra:
         live = (table if table.ndim == 1 else table.min(axis=1)) < np.inf
         return None if live.all() else tuple(np.flatnonzero(live).tolist())
 
-    @_once
+    @memo
     def determines(self, number: int) -> bool:
         """Whether every row has at most one finite entry."""
         table = self.store.tables[number]
         return bool(table.max() == np.inf) and bool((np.isfinite(table).sum(axis=1) <= 1).all())
 
-    @_once
+    @memo
     def follow(self, number: int) -> Kept:
         """Column of the finite entry of each row."""
         return tuple(self.store.tables[number].argmin(axis=1).tolist())
 
-    @_once
+    @memo
     def separate(self, number: int) -> tuple[int, int] | None:
         """Row costs and column costs that add up to the table, if there are any."""
         table = self.store.tables[number]
@@ -128,7 +107,7 @@ class TableAlgebra:
             return None
         return self.store.put(row), self.store.put(column)
 
-    @_once
+    @memo
     def message(self, theta: int | None, number: int) -> int:
         """Cheapest of the rows, plus their own costs if given, for each column."""
         table = self.store.tables[number]
@@ -136,13 +115,13 @@ class TableAlgebra:
             (table if theta is None else table + self.store.tables[theta][:, None]).min(axis=0)
         )
 
-    @_once
+    @memo
     def product(self, theta: int, to_a: int, to_b: int) -> int:
         """Min-plus product of two tables over their common rows, with costs of these rows."""
         a = self.store.tables[to_a] + self.store.tables[theta][:, None]
         return self.store.put(sweeps.min_plus(a, self.store.tables[to_b]))
 
-    @_once
+    @memo
     def undominated_states(
         self, theta: int, numbers: tuple[int, ...], loads: tuple[int, ...] = ()
     ) -> Kept | None:
@@ -167,7 +146,7 @@ class TableAlgebra:
             kept[state] = not replaces[state, kept].any()
         return None if kept.all() else tuple(np.flatnonzero(kept).tolist())
 
-    @_once
+    @memo
     def _replacement(self, number: int) -> Table:
         """Entry (a, b): the most that row b can cost more than row a."""
         return sweeps.replacement(self.store.tables[number])

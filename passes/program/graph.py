@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
+import numpy as np
 from jax.typing import ArrayLike
 
 from sbp.compat.core import Primitive, SourceInfo
@@ -57,16 +58,30 @@ class Value:
         return f"{self.name}:{self.dtype}{list(self.shape)}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Const:
-    """A scalar that stands in an equation itself."""
+    """A scalar that stands in an equation itself; equal to another one of the same bits.
 
-    value: ArrayLike = field(hash=False, compare=False)
+    >>> f32 = np.dtype("float32")
+    >>> Const(1.0, f32) == Const(np.float32(1.0), f32), Const(1.0, f32) == Const(2.0, f32)
+    (True, False)
+    """
+
+    value: ArrayLike
     dtype: DType
     shape: tuple[int, ...] = ()
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Const) and self._bits() == other._bits()
+
+    def __hash__(self) -> int:
+        return hash((self.dtype, self.shape))
+
     def __str__(self) -> str:
         return str(self.value)
+
+    def _bits(self) -> tuple[bytes, DType, tuple[int, ...]]:
+        return np.asarray(self.value).astype(self.dtype).tobytes(), self.dtype, self.shape
 
 
 Operand: TypeAlias = int | Const

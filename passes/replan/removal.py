@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from sbp.compat.exact_keys import memo
 from sbp.errors import SbpError
 from sbp.passes.explain.choices import (
     HeldPlan,
@@ -80,7 +81,6 @@ class RowsSearch:
     free_arguments: Sequence[int]
     make_plan: Callable[[Sequence[Hold]], PlanData]
     effort: Effort = field(default_factory=Effort)
-    _cached: dict[int, NearNetwork] = field(default_factory=dict)
 
     @cached_property
     def clock(self) -> Clock:
@@ -108,11 +108,10 @@ class RowsSearch:
 
     # One row.
 
+    @memo
     def network_around(self, k: int) -> NearNetwork:
         """What is near a row."""
-        if k not in self._cached:
-            self._cached[k] = self.problem.network_around(self._free(k), Ban())
-        return self._cached[k]
+        return self.problem.network_around(self._free(k), Ban())
 
     def _free(self, k: int) -> set[int]:
         values = {w.value if isinstance(w, Box) else w.step.node.outputs[0] for w in self._moves(k)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -11,6 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from sbp.compat import core
+from sbp.compat.exact_keys import memo
 from sbp.passes.program.edit import Editor
 from sbp.passes.program.graph import Const, Node, Operand
 
@@ -37,8 +38,8 @@ class FlagNumbers:
 
     editor: Editor
     maker: Mapping[int, Node]
-    numbers: dict[int, ByFlag | None] = field(default_factory=dict)
 
+    @memo
     def number(self, x: Operand) -> ByFlag | None:
         """How a number goes by one flag; None for other operands.
 
@@ -46,12 +47,6 @@ class FlagNumbers:
         """
         if isinstance(x, Const):
             return None
-        if x not in self.numbers:
-            self.numbers[x] = self.find(x)
-        return self.numbers[x]
-
-    def find(self, x: int) -> ByFlag | None:
-        """The same for a number that is new."""
         value, node = self.editor.operand(x), self.maker.get(x)
         if node is not None and value.shape:
             return self.number(node.inputs[0]) if node.op == "broadcast_in_dim" else None

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from sbp import lazy
+from sbp.compat.exact_keys import memo
 from sbp.compat.untyped import PyTree
 from sbp.passes.program.edit import Editor
 from sbp.passes.program.graph import Const, Graph, Node, Operand
@@ -73,12 +74,10 @@ class _Terms:
 
     Arguments:
       made: the ops that make both.
-      known: both by operand; None where a sum has nothing of a kind.
     """
 
     gradients: Gradients
     made: list[Node] = field(default_factory=list)
-    known: dict[Operand, tuple[Operand | None, Operand | None]] = field(default_factory=dict)
 
     def replacement(self, node: Node) -> list[Node]:
         """The ops in place of one that makes a sum; none where it is not made of both."""
@@ -95,14 +94,9 @@ class _Terms:
         self.gradients.editor.substitute([total], [result])
         return self.made
 
+    @memo
     def of(self, x: Operand) -> tuple[Operand | None, Operand | None]:
-        """The terms of an operand."""
-        if x not in self.known:
-            self.known[x] = self.find(x)
-        return self.known[x]
-
-    def find(self, x: Operand) -> tuple[Operand | None, Operand | None]:
-        """The terms of an operand that is new."""
+        """The terms of an operand; None where it has nothing of a kind."""
         node = None if isinstance(x, Const) else self.gradients.maker.get(x)
         if node is None:
             return x, None

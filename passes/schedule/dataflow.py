@@ -2,8 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from sbp.compat.exact_keys import memo
 from sbp.errors import Problem, raise_all
 from sbp.passes.schedule.actions import Action, Kind
 
@@ -46,7 +47,7 @@ def check_edges(edges: Sequence[Edge], stages: int) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Dataflow:
     """The edges of a model, as its actions see them.
 
@@ -59,15 +60,10 @@ class Dataflow:
     rank_of: tuple[int, ...]
     sources: tuple[tuple[int, ...], ...]
     returns: tuple[tuple[int, ...], ...]
-    _known: dict[Action, tuple[Action, ...]] = field(default_factory=dict, compare=False, repr=False)
 
+    @memo
     def needs(self, a: Action) -> tuple[Action, ...]:
         """What must be done before a computing action; gradients are named by `I`, even if `B` makes them."""
-        if a not in self._known:
-            self._known[a] = self._needs(a)
-        return self._known[a]
-
-    def _needs(self, a: Action) -> tuple[Action, ...]:
         f, i = Action(Kind.F, a.stage, a.microbatch), Action(Kind.I, a.stage, a.microbatch)
         match a.kind:
             case Kind.F:

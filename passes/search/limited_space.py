@@ -49,7 +49,7 @@ class LimitedProblem:
       donated: positions of the inputs whose memory the results may take.
       limit_bytes: per device.
       progress: is told of the search.
-      by_chain: how what runs again is counted (`RecomputingModel`).
+      recomputes, by_chain: whether ops may run again, and how that is counted (`RecomputingModel`).
       proves: whether these are all plans, so that what no plan of these does is proven.
     """
 
@@ -59,13 +59,14 @@ class LimitedProblem:
     donated: Sequence[int]
     limit_bytes: float
     progress: Progress | None = None
+    recomputes: bool = True
     by_chain: bool = False
     proves: bool = True
 
     def model(self) -> RoomModel:
         """The model of the program with its loads, not built."""
         given = self.candidates, self.boundary, self.boxings, self.limit_bytes, self.donated, HOLES
-        return RecomputingModel(*given, self.by_chain)
+        return RecomputingModel(*given, self.by_chain) if self.recomputes else RoomModel(*given)
 
 
 class LimitedSpace(Space):

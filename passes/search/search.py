@@ -218,8 +218,8 @@ class Search:
         """What is planned under the limit, one after the other until something fits: groups of axes where
         there are too many plans, all, and all with a count that takes longer."""
         r = self.request
-        given = self.asked, self.boxings, r.donated, r.limit_bytes, r.terms.progress, r.whole_step
-        whole, few = LimitedProblem(self.candidates, *given), self.few(fastest, self.edge_cells)
+        given = self.candidates, self.asked, self.boxings, r.donated, r.limit_bytes, r.terms.progress
+        whole, few = LimitedProblem(*given, recomputes=r.whole_step), self.few(fastest, self.edge_cells)
         problems = [] if few is self.candidates else [replace(whole, candidates=few, proves=False)]
         careful = replace(whole, by_chain=True, proves=False)
         return [*problems, whole, *([careful] if r.whole_step else [])]

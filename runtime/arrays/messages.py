@@ -9,9 +9,8 @@ from sbp.runtime.storage.messages import MOST_SHOWN, problem
 def no_array(leaf: str, got: str) -> Problem:
     """A leaf of a state that is no array."""
     legal = "arrays of numbers, of truth values or of keys, and numbers of at most 64 bits"
-    why = "a leaf is written as an array"
     fix = "extra= takes it, if JSON can hold it: text, and the state of a NumPy generator"
-    return problem(f"state{leaf}", got, legal, why, fix)
+    return problem(f"state{leaf}", got, legal, "a leaf is written as an array", fix)
 
 
 def other_state(path: object, differs: Sequence[str]) -> Problem:

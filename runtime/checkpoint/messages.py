@@ -34,8 +34,7 @@ def none(path: object, step: int | None, steps: Sequence[int], abandoned: Sequen
     if step in abandoned:
         got += ", which was set aside when training went on from an older step"
     legal = f"one of {', '.join(map(str, steps))}" if steps else "a folder that something was saved to"
-    why = "only complete steps are restored"
-    return problem(path, got, legal, why, "the folder that was given to save")
+    return problem(path, got, legal, "only complete steps are restored", "the folder that was given to save")
 
 
 def in_one_line(problem: Problem) -> str:

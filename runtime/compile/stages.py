@@ -194,9 +194,8 @@ def _check_stages(found: Sequence[Placement], whole: Placement, options: Options
         legal, why = "sbp.on in the model, or a number of stages", "the model says itself what its stages are"
         yield Problem("argument", where, f"ops on {found[0]}", legal, why, "leave one of them out")
     elif isinstance(count, bool) or not isinstance(count, int) or count < 1 or count % whole.shape[0]:
-        legal = f"a multiple of {whole.shape[0]}"
         why = f"stages lie along the first axis of {whole}, the same number on each part of it"
-        yield Problem("argument", where, f"stages={count!r}", legal, why, fix)
+        yield Problem("argument", where, f"stages={count!r}", f"a multiple of {whole.shape[0]}", why, fix)
 
 
 def _check_options(options: Options) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import jax
 
-from sbp.errors import EmbeddingError, Problem
+from sbp.errors import EmbeddingError, Problem, raise_all
 from sbp.hardware.catalogue import BYTES_ONLY, Hardware, hardware_for
 from sbp.lazy import Optimizer
 from sbp.options import bytes_of
@@ -208,8 +208,7 @@ def _check(features: Sequence[FeatureConfig], batch: int) -> None:
             why, fix = "the examples of one step are counted over all devices", "the batch of the features"
             got, legal = f"batch={batch}", "1 or more" if batch < 1 else f"{shape[0]}, as the feature has"
             found.append(problem(f"choose(...), feature {f.name!r}", got, legal, why, fix))
-    if found:
-        raise EmbeddingError(*found)
+    raise_all(found)
 
 
 def _estimates(

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
 from sbp.compat.untyped import DType, PyTree, TreeDef, struct
-from sbp.errors import EmbeddingError, Problem
+from sbp.errors import EmbeddingError, Problem, raise_all
 from sbp.notation.resolve import to_partition_spec
 from sbp.placement import Placement, as_placement
 from sbp.runtime.embedding.initial import (
@@ -144,7 +144,7 @@ class Collection:
                     legal, why = f"({', '.join(map(str, (part.rows, *rest)))})", "every table has its rows"
                     fix = "as unstack(params) gives it"
                     found.append(problem(f"table {part.name!r}", got, legal, why, fix))
-        _raise(found)
+        raise_all(found)
         return {name: stack_array(stack, tables, dtype) for name, stack in self.stacks.items()}
 
     def unstack(self, params: Params) -> dict[str, jax.Array]:
@@ -276,7 +276,7 @@ class Collection:
             split: Signature = Split(stack.split_dims[0]) if stack.split_dims else B
             out[name] = [split if axis in wanted else B for axis in placement.axes]
             found += [uneven(stack, d, parts) for d in stack.split_dims if stack.shape[d] % parts]
-        _raise(found)
+        raise_all(found)
         if like is None:
             return out
         leaves, tree = jax.tree.flatten(like)
@@ -287,8 +287,7 @@ class Collection:
             else [as_stack(s, leaf, np.shape(x), self.stacks[leaf.stack].shape) for s in out[leaf.stack]]
             for leaf, x in zip(stack_leaves(like, self.row_maps), leaves, strict=True)
         ]
-        found_sbp: PyTree = jax.tree.unflatten(tree, lies)
-        return found_sbp
+        return jax.tree.unflatten(tree, lies)
 
     def shardings(
         self,
@@ -305,10 +304,7 @@ class Collection:
         specs = [
             to_partition_spec(nd, np.ndim(x), placed) for nd, x in zip(lies, jax.tree.leaves(of), strict=True)
         ]
-        found: PyTree = jax.tree.unflatten(
-            jax.tree.structure(of), [NamedSharding(placed.mesh, s) for s in specs]
-        )
-        return found
+        return jax.tree.unflatten(jax.tree.structure(of), [NamedSharding(placed.mesh, s) for s in specs])
 
     def places(
         self, placement: Placement | jax.sharding.Mesh, axes: Sequence[str] | None = None
@@ -375,12 +371,7 @@ class Collection:
                 why = "these are the parameters of another collection, or of another spread or multiple"
                 fix = "params from init(key); tables of another collection go through unstack and stack"
                 found.append(problem(f"params[{name!r}]", got, f"{stack.shape}", why, fix))
-        _raise(found)
-
-
-def _raise(found: Sequence[Problem]) -> None:
-    if found:
-        raise EmbeddingError(*found)
+        raise_all(found)
 
 
 def _begins(shape: Sequence[int], rows: Sequence[int]) -> bool:

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sbp.errors import EmbeddingError, Problem
+from sbp.errors import EmbeddingError, Problem, raise_all
 from sbp.runtime.embedding.keys import LIMITS, NO_ID, Place, as_integers, find_problem, is_wide, problem
 
 Ints: TypeAlias = NDArray[np.int32]
@@ -105,8 +105,7 @@ class Bags:
             raise EmbeddingError(_of(feature, f"{n} values", f"at most capacity={capacity}", why, fix))
         place = partial(_place, bounds)
         found = find_problem(values, LIMITS.max + 1, f"feature {feature!r}", place=place)
-        if found is not None:
-            raise EmbeddingError(_of_any_table(found))
+        raise_all([_of_any_table(found)] if found else [])
         padded = np.pad(flat.astype(np.int32), (0, size - n))
         if weights is None:
             return cls(padded, bounds)
@@ -341,8 +340,7 @@ def _weights(given: ArrayLike, shape: tuple[int, ...], feature: str, place: Plac
         with np.errstate(over="ignore"):
             weights = weights.astype(np.float32)
     found = weights_problem(weights, shape, feature, place)
-    if found is not None:
-        raise EmbeddingError(found)
+    raise_all([found] if found else [])
     return weights
 
 

@@ -92,11 +92,10 @@ class TableStack:
         """The features of each group, with their table."""
         for e in entries:
             if e.bags is not None:
-                where = f"feature {e.feature.name!r}"
                 legal = "bags of fixed hotness"
                 why = f"{self.placement} pools on the device of the table, where all bags have one shape"
                 fix = "Bags.pad(max_hotness), or placement=RowWise()"
-                raise EmbeddingError(problem(where, "ragged Bags", legal, why, fix))
+                raise EmbeddingError(problem(f"feature {e.feature.name!r}", "ragged Bags", legal, why, fix))
         return [
             [(e, part) for part in group for e in entries if e.feature.table == part.table]
             for group in self.members

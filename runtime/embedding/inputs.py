@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sbp.errors import EmbeddingError, Problem
+from sbp.errors import EmbeddingError, Problem, raise_all
 from sbp.runtime.embedding.features import Bags, Ids, PaddedBags, Weights, bags_problem, weights_problem
 from sbp.runtime.embedding.keys import LIMITS, NO_ID, element, find_problem, problem, uncut
 from sbp.runtime.embedding.pooling import Add, combine, flat_add, padded_add, segments
@@ -126,8 +126,7 @@ def inputs_by_name(features: Sequence[FeatureConfig], inputs: Mapping[str, Given
         for name in names
         if name not in others
     ]
-    if found:
-        raise EmbeddingError(*found)
+    raise_all(found)
     return {name: inputs[name] for name in wanted}
 
 
@@ -152,8 +151,7 @@ def check_ids(feature: FeatureConfig, given: GivenIds) -> GivenIds | Problem:
     """An input on the host with ids as int32 and everything checked, or the first thing that is wrong."""
     where, size = f"feature {feature.name!r}", feature.table.vocabulary_size
     if isinstance(given, Bags):
-        found = bags_problem(given, size, feature.name)
-        return found or given
+        return bags_problem(given, size, feature.name) or given
     bags = given if isinstance(given, PaddedBags) else PaddedBags(given)
     found = find_problem(bags.ids, size, where, padding=True, place=element)
     if found is None and bags.weights is not None:
@@ -172,7 +170,5 @@ def check_inputs(features: Sequence[FeatureConfig], inputs: Mapping[str, GivenId
     """
     given = inputs_by_name(features, inputs)
     out = {f.name: check_ids(f, given[f.name]) for f in features}
-    found = [p for p in out.values() if isinstance(p, Problem)]
-    if found:
-        raise EmbeddingError(*found)
+    raise_all(p for p in out.values() if isinstance(p, Problem))
     return {name: x for name, x in out.items() if not isinstance(x, Problem)}

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from sbp.errors import EmbeddingError, Problem
+from sbp.errors import EmbeddingError, Problem, raise_all
 
 NO_ID = -1
 """Stands in the place of an id where a bag of fixed hotness has fewer ids than places."""
@@ -132,8 +132,7 @@ def check_ids(
     array([3, 0], dtype=int32)
     """
     found = find_problem(ids, size, where, padding=padding, place=place)
-    if found is not None:
-        raise EmbeddingError(found)
+    raise_all([found] if found else [])
     return np.asarray(ids).astype(np.int32 if size - 1 <= LIMITS.max else np.int64)
 
 
@@ -222,9 +221,7 @@ def unify(table_id: ArrayLike, key: ArrayLike) -> NDArray[np.int64]:
         _too_large(tables, TABLE_BITS, "unify(table_id, ...)", "number the tables from 0"),
         _too_large(keys, KEY_BITS, "unify(..., key)", "a Vocabulary per table takes keys of 64 bits"),
     )
-    found = [p for p in checks if p is not None]
-    if found:
-        raise EmbeddingError(*found)
+    raise_all(p for p in checks if p is not None)
     return np.asarray((tables.astype(np.uint64) << np.uint64(KEY_BITS)) | keys.astype(np.uint64)).view(
         np.int64
     )

@@ -53,8 +53,7 @@ class Restacking:
     def saved_state(self) -> PyTree:
         """The state with the structure and shapes of what was saved."""
         items, tree = jax.tree.flatten_with_path(self.like, is_leaf=lambda x: _is_node(x, self.now))
-        found: PyTree = jax.tree.unflatten(tree, [self._saved(keystr(path), x) for path, x in items])
-        return found
+        return jax.tree.unflatten(tree, [self._saved(keystr(path), x) for path, x in items])
 
     def by_rows(self) -> set[str]:
         """The paths, in what was saved, of the arrays that change places row by row."""
@@ -74,8 +73,7 @@ class Restacking:
         items, tree = jax.tree.flatten_with_path(self.like, is_leaf=lambda x: _is_node(x, self.now))
         there = jax.tree.leaves(saved, is_leaf=lambda x: _is_node(x, self.then))
         done = [self._joined(p, x, y, keys, take) for (p, x), y in zip(items, there, strict=True)]
-        found: PyTree = jax.tree.unflatten(tree, done)
-        return found
+        return jax.tree.unflatten(tree, done)
 
     def check(self, where: object) -> None:
         """Sees that the tables are those that were saved, and that none had more rows.

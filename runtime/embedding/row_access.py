@@ -78,8 +78,7 @@ def read_rows(tree: PyTree, maps: Mapping[str, RowMap], stack: str, rows: NDArra
 
     leaves, tree_def = jax.tree.flatten(tree)
     found = map(read, stack_leaves(tree, maps), leaves)
-    read_tree: PyTree = jax.tree.unflatten(tree_def, list(found))
-    return read_tree
+    return jax.tree.unflatten(tree_def, list(found))
 
 
 def write_rows(
@@ -107,8 +106,7 @@ def write_rows(
         lines = _broadcast(path, lines, (len(rows), *rest), x.dtype)
         lines = np.concatenate([lines, np.zeros((len(filled) - len(rows), *rest), x.dtype)])
         leaves[i] = row_writer(leaf.lead, x.shape, _sharding(x))(x, filled, lines)
-    written: PyTree = jax.tree.unflatten(tree_def, leaves)
-    return written
+    return jax.tree.unflatten(tree_def, leaves)
 
 
 @lru_cache(maxsize=256)
@@ -186,9 +184,8 @@ def _by_path(values: PyTree, mine: Mapping[str, int], stack: str) -> dict[str, L
     unknown = [path or "one array" for path, x in given.items() if path not in mine and np.ndim(x)]
     if unknown:
         legal, why = ", ".join(mine) or "nothing", "lines are written to the arrays at their paths"
-        fix = "a tree like that of read(...)"
         where = f"write(...): rows of stack {stack!r}"
-        raise EmbeddingError(problem(where, ", ".join(unknown), legal, why, fix))
+        raise EmbeddingError(problem(where, ", ".join(unknown), legal, why, "a tree like that of read(...)"))
     return {path: x for path, x in given.items() if path in mine}
 
 

@@ -97,5 +97,4 @@ def _put(tables: Collection, tree: PyTree, new: PyTree, change: RowReset) -> PyT
             raise EmbeddingError(problem("reset_rows(...)", got, legal, why, fix))
         at = whole_shard(leaf.lead, leaves[i].shape).index(jnp.asarray(change.rows[leaf.stack]))
         leaves[i] = leaves[i].at[at].set(lines[leaf.path].astype(leaves[i].dtype), mode="drop")
-    out: PyTree = jax.tree.unflatten(structure, leaves)
-    return out
+    return jax.tree.unflatten(structure, leaves)

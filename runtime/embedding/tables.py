@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sbp.compat.untyped import DType
-from sbp.errors import EmbeddingError, Problem
+from sbp.errors import EmbeddingError, Problem, raise_all
 from sbp.runtime.embedding.keys import KEY_BITS, LIMITS, problem
 from sbp.runtime.embedding.pooling import check_combiner
 
@@ -181,8 +181,7 @@ class TableConfig:
             found.append(problem(where, f"placement={self.placement!r}", legal, why, fix))
         if isinstance(self.placement, TableWise):
             found += self._table_wise(where, self.placement)
-        if found:
-            raise EmbeddingError(*found)
+        raise_all(found)
 
     def _table_wise(self, where: str, placement: TableWise) -> list[Problem]:
         """A whole table lies in one group, and what leaves it is one vector per bag."""
@@ -264,8 +263,7 @@ def unique_tables(features: Sequence[FeatureConfig]) -> tuple[TableConfig, ...]:
         if tables.setdefault(table.name, table) != table:
             why, fix = "a shared table has one configuration", "pass the same TableConfig, or another name"
             found.append(problem(where, f"different tables {table.name!r}", "one", why, fix))
-    if found:
-        raise EmbeddingError(*dict.fromkeys(found))
+    raise_all(found)
     return tuple(tables.values())
 
 
@@ -277,9 +275,8 @@ def check_sizes(tables: Sequence[TableConfig]) -> None:
     """
     why, legal = "ids are int32 on a device", f"at most {LIMITS.max} ids"
     fix = "map keys to fewer ids with a Vocabulary; or Tiered, for tables larger than memory"
-    if found := [
+    raise_all(
         problem(f"table {t.name!r}", f"{t.vocabulary_size} ids", legal, why, fix)
         for t in tables
         if t.vocabulary_size > LIMITS.max
-    ]:
-        raise EmbeddingError(*found)
+    )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Protocol
 
+from sbp.compat.exact_keys import memo
 from sbp.runtime.hlo.groups import device_groups, moves_of
 from sbp.runtime.hlo.parser import (
     Computation,
@@ -182,14 +183,11 @@ class _Walk:
 
     def __init__(self, module: Module) -> None:
         self._module = module
-        self._known: dict[str, Meter] = {}
 
+    @memo
     def measure(self, name: str) -> Meter:
-        if name not in self._known:
-            computation = self._computation(name)
-            parts = [self._instruction(computation, i) for i in computation.instructions.values()]
-            self._known[name] = _total(parts)
-        return self._known[name]
+        computation = self._computation(name)
+        return _total([self._instruction(computation, i) for i in computation.instructions.values()])
 
     def _computation(self, name: str) -> Computation:
         if name not in self._module.computations:

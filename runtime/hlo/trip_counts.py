@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sbp.compat.exact_keys import memo
 from sbp.runtime.hlo.parser import Computation, Instruction, integers, split, tokenize, unquote
 
 Computations = dict[str, Computation]
@@ -52,15 +53,13 @@ class _Frame:
 
     def __init__(self, module: Computations, computation: Computation, arguments: Sequence[_Value]):
         self._module, self._computation, self._arguments = module, computation, arguments
-        self._values: dict[str, _Value] = {}
 
+    @memo
     def value(self, name: str) -> _Value:
-        if name not in self._values:
-            instruction = self._computation.instructions[name]
-            # Arrays cannot be counters; skipping them keeps the evaluation small.
-            is_array = instruction.shape[1:2] == ["["] and instruction.shape[2] != "]"
-            self._values[name] = None if is_array else self._evaluate(instruction)
-        return self._values[name]
+        instruction = self._computation.instructions[name]
+        # Arrays cannot be counters; skipping them keeps the evaluation small.
+        is_array = instruction.shape[1:2] == ["["] and instruction.shape[2] != "]"
+        return None if is_array else self._evaluate(instruction)
 
     def _evaluate(self, instruction: Instruction) -> _Value:
         match instruction.opcode:

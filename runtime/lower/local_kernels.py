@@ -97,8 +97,7 @@ def _result_problems(node: Node, ctx: Context, results: object, dtypes: Sequence
             fix = "body=: a body of its own, with the parameters of a shard (ctx.bind(*args, shape=...))"
         elif getattr(x, "shape", None) == layout.local:
             fix = f"y.astype({str(dtype)!r})"
-        want = f"{dtype}{list(layout.local)}"
-        yield Problem("rule", f"{where}, result {i}", _text(x), want, why, fix)
+        yield Problem("rule", f"{where}, result {i}", _text(x), f"{dtype}{list(layout.local)}", why, fix)
 
 
 def undeclared_collectives(node: Node, ctx: Context) -> Iterator[Problem]:

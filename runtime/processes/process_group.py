@@ -254,11 +254,10 @@ def _differ(first: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -
     pairs = zip([first["name"], *first["lines"]], [other["name"], *other["lines"]], strict=False)
     here, there = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
     many = f"processes {', '.join(others)} have" if len(others) > 1 else f"process {number} has"
-    got = f"{there} in process {number}, {here} in process 0" if here else f"{many} other constants or code"
     return Problem(
         "process",
         f"{first['name']}: {many} another program than process 0",
-        got,
+        f"{there} in process {number}, {here} in process 0" if here else f"{many} other constants or code",
         "the same program in every process: the same script, versions, options and shapes",
         "their collectives would wait for each other for ever, or add up unrelated values",
         "the shape of the whole batch in every process; no random numbers or host names in what is compiled",

@@ -96,9 +96,8 @@ def dangling_link(link: object, target: str, is_loop: bool) -> Problem:
       is_loop: whether it points to another link, which points to nothing.
     """
     got = f"a symbolic link to {target}, which is " + ("a link to nothing itself" if is_loop else "not there")
-    why = "nothing can be made behind it"
     fix = f"rm {link}" if is_loop else f"mkdir -p {target}"
-    return problem(link, got, "a folder, or a path of none", why, fix)
+    return problem(link, got, "a folder, or a path of none", "nothing can be made behind it", fix)
 
 
 def not_a_folder(folder: object, file: str) -> Problem:
@@ -109,10 +108,9 @@ def not_a_folder(folder: object, file: str) -> Problem:
 
 def too_long(folder: str, longest_bytes: int) -> Problem:
     """A path that the file system does not take."""
-    short = f"{folder[:60]}..."
     got = f"a path of {len(folder)} characters, its longest name of {longest_bytes} bytes"
     why = "the file system takes no longer ones; most take names of 255 bytes and paths of 4,096"
-    return problem(short, got, "a shorter path", why, "another folder")
+    return problem(f"{folder[:60]}...", got, "a shorter path", why, "another folder")
 
 
 def storage_failure(path: object, error: Exception) -> Problem:

@@ -1,11 +1,54 @@
-"""Exact keys of parameters of ops: equal for equal parameters, and only for those."""
+"""What was found before is not found again: exact keys of parameters of ops, and methods whose results are
+kept.
+"""
 
 import dataclasses
-from collections.abc import Hashable, Mapping
+import functools
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 
 _PLAIN = frozenset([bool, int, str, type(None)])
+Owner = TypeVar("Owner")
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+
+
+def memo(method: Callable[Concatenate[Owner, Given], Found]) -> Callable[Concatenate[Owner, Given], Found]:
+    """A method whose results its object keeps: each is found once per arguments, given by position.
+
+    >>> class Squares:
+    ...     @memo
+    ...     def of(self, x):
+    ...         print("finds", x)
+    ...         return x * x
+    >>> squares = Squares()
+    >>> squares.of(3), squares.of(3)
+    finds 3
+    (9, 9)
+    """
+
+    slot = _slot(method.__name__)
+
+    @functools.wraps(method)
+    def remembered(self: Owner, *args: Given.args, **kwargs: Given.kwargs) -> Found:
+        known: dict[tuple[object, ...], Found] = vars(self).get(slot) or results_of(self, method.__name__)
+        if args not in known:
+            known[args] = method(self, *args, **kwargs)
+        return known[args]
+
+    return cast("Callable[Concatenate[Owner, Given], Found]", remembered)
+
+
+def results_of(of: object, method: str) -> dict[tuple[object, ...], Any]:
+    """The results of a method that an object keeps, by their arguments."""
+    found: dict[tuple[object, ...], Any] = vars(of).setdefault(_slot(method), {})
+    return found
+
+
+def _slot(method: str) -> str:
+    return f"_{method}_memo"
 
 
 class Same:

@@ -53,12 +53,11 @@ def check_not_forked(what: str) -> None:
       ProcessError: in a process that was forked from one that had used JAX.
     """
     if FORK.parent is not None:
-        got = f"process {os.getpid()}, forked from process {FORK.parent}, which had used JAX"
         raise ProcessError(
             Problem(
                 "process",
                 what,
-                got,
+                f"process {os.getpid()}, forked from process {FORK.parent}, which had used JAX",
                 "a process that was started anew, or forked before JAX was used",
                 "a fork does not have JAX's threads, and would wait for them for ever",
                 'multiprocessing.get_context("spawn"); forks that only use NumPy, as in a feed, are fine',

@@ -270,18 +270,15 @@ def check_fit(
     """The problems of a signature for a tensor on a placement."""
     axes = ", ".join(placement.axes)
     if len(nd) != placement.ndim:
-        per_argument = (
-            f"for one signature per argument write a tuple: ({', '.join(map(str, nd))})"
-            if placement.ndim == 1 and len(nd) > 1
-            else f"for example {format_sbp([*nd, *[B] * placement.ndim][: placement.ndim])}"
-        )
         yield Problem(
             "signature",
             where,
             f"{format_sbp(nd)}: {len(nd)} signature{'s' * (len(nd) != 1)}",
             f"{placement.ndim}: one per axis of {placement} ({axes})",
             f"the list is {'longer' if len(nd) > placement.ndim else 'shorter'} than the placement",
-            per_argument,
+            f"for one signature per argument write a tuple: ({', '.join(map(str, nd))})"
+            if placement.ndim == 1 and len(nd) > 1
+            else f"for example {format_sbp([*nd, *[B] * placement.ndim][: placement.ndim])}",
         )
     n = len(shape)
     for s in nd:

@@ -120,9 +120,8 @@ def text_problems(
             yield Problem("rule", where, got, legal, why, "a letter of the operands that is reduced")
         if how not in PARTIAL_OPS:
             legal = ", ".join(map(repr, PARTIAL_OPS))
-            why = "devices put their parts together by one of these"
             fix = "a mean is a sum that a body of your own divides; without the letter the dim stays whole"
-            yield Problem("rule", where, got, legal, why, fix)
+            yield Problem("rule", where, got, legal, "devices put their parts together by one of these", fix)
     n = len(left.split(","))
     for i in linear:
         if not isinstance(i, int) or not 0 <= i < n:

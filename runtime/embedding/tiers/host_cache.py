@@ -9,42 +9,19 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sbp.runtime.embedding.key_index import UNKNOWN, KeyIndex
 from sbp.runtime.embedding.tiers import messages
+from sbp.runtime.embedding.tiers.part_stores import PartStores
 from sbp.runtime.embedding.tiers.segment import Keys, Rows, RowView, Steps
-from sbp.runtime.embedding.tiers.store import ReadRows
+from sbp.runtime.embedding.tiers.store import ReadRows, RowStore
 
 FETCHED_BYTES = 1 << 23
 """Of rows that are read at a time where they are only to be held."""
-
-
-class Store(Protocol):
-    """What has the rows that are not here: a `RowStore`, or several."""
-
-    @property
-    def folder(self) -> Path:
-        """Where it is."""
-
-    @property
-    def width(self) -> int:
-        """Bytes of a row."""
-
-    def check(self, keys: Keys, rows: Rows | RowView | None = None) -> None:
-        """Refuses keys and rows that it cannot take."""
-
-    def read(self, keys: Keys) -> ReadRows:
-        """The rows of some keys."""
-
-    def write(self, keys: Keys, rows: Rows | RowView, *, step: int | Steps) -> None:
-        """Takes rows."""
-
-
 INDEX_BYTES = 12
 """Of a slot of the index: a key and a number."""
 SLOT_BYTES = 8 + 8 + 8 + 1
@@ -110,7 +87,7 @@ class HostCache:
     ([False, True], 0, 2)
     """
 
-    store: Store
+    store: RowStore | PartStores
     host_bytes: int
     sources: RowSources = field(init=False, default_factory=RowSources)
 

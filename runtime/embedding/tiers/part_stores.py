@@ -54,16 +54,6 @@ class PartStores:
         """The parts that are open."""
         return np.array([*self._stores], np.int32)
 
-    @property
-    def versions(self) -> dict[int, int]:
-        """The version of each part that was opened, or committed last."""
-        return {part: store.version for part, store in self._stores.items()}
-
-    @property
-    def bytes(self) -> int:
-        """Bytes on the disk of the segments that are read."""
-        return sum(store.bytes for store in self._stores.values())
-
     def __len__(self) -> int:
         """Rows in all segments, as of `RowStore`."""
         return sum(map(len, self._stores.values()))
@@ -108,11 +98,6 @@ class PartStores:
         """As `RowStore.changed_rows`, part after part."""
         for store in self._stores.values():
             yield from store.changed_rows(since)
-
-    def verify(self) -> None:
-        """As `RowStore.verify`."""
-        for store in self._stores.values():
-            store.verify()
 
     def close(self) -> None:
         """Lets other processes have the stores."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sbp.compat.untyped import PyTree, struct
-from sbp.errors import EmbeddingError, Problem
+from sbp.errors import EmbeddingError, Problem, raise_all
 from sbp.lazy import Optimizer
 from sbp.runtime.embedding.collection import Collection
 from sbp.runtime.embedding.keys import TABLE_BITS, as_integers, range_problem, unify
@@ -73,7 +73,7 @@ def pass_tables(features: Sequence[FeatureConfig], optimizer: Optimizer) -> tupl
       EmbeddingError: for tables that cannot be tiered.
     """
     tables = unique_tables(features)
-    if wrong := [
+    raise_all(
         messages.not_tiered(t.name, what)
         for t in tables
         for what, is_wrong in (
@@ -81,8 +81,7 @@ def pass_tables(features: Sequence[FeatureConfig], optimizer: Optimizer) -> tupl
             (f"compression={t.compression}", t.compression != Uncompressed()),
         )
         if is_wrong
-    ]:
-        raise EmbeddingError(*wrong)
+    )
     alike: dict[Hashable, list[TableConfig]] = {}
     for t in tables:
         alike.setdefault((t.embedding_dim, t.dtype, t.optimizer, t.combiner), []).append(t)
@@ -248,8 +247,7 @@ class TierTables:
         where, (_, config) = f"read(..., {table!r}, ids)", self.find(table)
         given = as_integers(ids, where)
         wrong = given if isinstance(given, Problem) else range_problem(given, config.vocabulary_size, where)
-        if wrong is not None:
-            raise EmbeddingError(wrong)
+        raise_all([wrong] if wrong else [])
         keys = unify(self.numbers[table], ids).view(np.uint64)
         return np.unique(keys, return_inverse=True)
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.compat.untyped import PyTree
-from sbp.errors import EmbeddingError, Problem
+from sbp.errors import EmbeddingError, Problem, raise_all
 from sbp.runtime.embedding.features import Bags, PaddedBags
 from sbp.runtime.embedding.inputs import GivenIds, inputs_by_name
 from sbp.runtime.embedding.key_index import UNKNOWN, KeyIndex
@@ -243,8 +243,7 @@ class _Making:
                 continue
             there = np.asarray(ids)[np.asarray(ids) != NO_ID]
             out[table].append((name, unify(number, there).view(np.uint64), given))
-        if wrong:
-            raise EmbeddingError(*wrong)
+        raise_all(wrong)
         return out
 
 

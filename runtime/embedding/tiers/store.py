@@ -145,11 +145,6 @@ class RowStore:
         """Rows in all segments; a key that was written again counts again until they are merged."""
         return sum(map(len, self.segments))
 
-    @property
-    def bytes(self) -> int:
-        """Bytes on the disk of the segments that are read."""
-        return sum(s.bytes for s in self.segments)
-
     def read(self, keys: Keys) -> ReadRows:
         """The newest rows of some keys.
 

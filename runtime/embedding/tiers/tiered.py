@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 from numpy.typing import ArrayLike, NDArray
 
 from sbp.compat.untyped import PyTree, partition_spec, struct
-from sbp.errors import EmbeddingError, StoreError
+from sbp.errors import EmbeddingError, StoreError, raise_all
 from sbp.lazy import Optimizer
 from sbp.options import bytes_of
 from sbp.placement import Placement, as_placement
@@ -95,8 +95,8 @@ class Tiered:
         self.optimizer, self.folder, self.batches, self.parts = optimizer, Path(ssd), batches, parts
         self.device_bytes = float(bytes_of(device, "Tiered(device=...)") or 0)
         self.host_bytes = float(bytes_of(host, "Tiered(host=...)") or 0)
-        if wrong := [messages.count(n, x) for n, x in (("batches", batches), ("parts", parts)) if x < 1]:
-            raise EmbeddingError(*wrong)
+        counts = ("batches", batches), ("parts", parts)
+        raise_all(messages.count(n, x) for n, x in counts if x < 1)
         sizes = dict(zip(self.placement.axes, self.placement.shape, strict=True))
         self.shards = math.prod(sizes.get(a, 1) for a in self.axes)
         multiple = math.lcm(self.shards, parts)
@@ -202,8 +202,7 @@ class Tiered:
                 leaves[i] = x
         self.slots, self.step = dict(begins.slots), step
         self._memory = self._memory.most(memory_now())
-        out: PyTree = jax.tree.unflatten(structure, leaves)
-        return out
+        return jax.tree.unflatten(structure, leaves)
 
     # -- rows, wherever they are
 
@@ -231,8 +230,7 @@ class Tiered:
         out: list[Any] = [None] * len(leaves)
         for i, x in zip(at, lines, strict=True):
             out[i] = x[place]
-        found: PyTree = jax.tree.unflatten(structure, out)
-        return found
+        return jax.tree.unflatten(structure, out)
 
     def save(self, state: PyTree) -> Versions:
         """Writes all rows to the disk, those on the devices too, and returns the versions of the stores.
