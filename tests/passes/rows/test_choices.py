@@ -75,20 +75,6 @@ def test_sums_are_kept_by_rows_and_taken_in_a_branch(tx: Callable[[], Any], pass
 
 
 @pytest.mark.filterwarnings("ignore:sbp. sbp.rows")
-def test_numbers_in_a_sum_that_is_kept_are_told_apart() -> None:
-    """Two of one type, of which each is a term of its own."""
-
-    def added(grad: Any, kept: Any, params: Any) -> Any:
-        total = ((grad + 1.0) + 2.0) + 0.5 * kept
-        return total, 0.25 * total
-
-    tx = optax.chain(optax.GradientTransformation(jnp.zeros_like, added), sbp.rows(optax.sgd(0.1)))
-    with jax.enable_x64(True):
-        plan = compare(stepping(tx), tx, LINE, IN_SBP, steps=2, hardware=DEAR)
-    assert any("rows are added to a sum that is kept" in note for note in plan.notes)
-
-
-@pytest.mark.filterwarnings("ignore:sbp. sbp.rows")
 def test_a_sum_in_a_branch_is_not_copied() -> None:
     """XLA takes the branch in place: a barrier says that a sum begins anew behind the step that reads it."""
     tx = optax.MultiSteps(sbp.rows(rowwise_adagrad(0.1)), 3)
