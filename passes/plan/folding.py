@@ -109,18 +109,18 @@ def key_numbers(keys: Iterable[Hashable]) -> Colours:
 
 def _classes(network: CostNetwork | IndexedNetwork, kinds: Colours, hops: int) -> tuple[int, ...]:
     """Classes of nodes that have the same costs, and so have all around them."""
-    colours, tables = _mixed(numbers_of(network.unary)), _mixed(kinds)
+    colours, tables = _mix_bits(numbers_of(network.unary)), _mix_bits(kinds)
     i, j = np.array([(i, j) for i, j, _ in network.edges], np.int64).reshape(-1, 2).T
     for _ in range(hops):
         around = np.zeros_like(colours)
         # A sum does not depend on the order of the edges; 64 bits of it do not meet by chance.
-        np.add.at(around, i, _mixed(tables + colours[j] * np.uint64(3)))
-        np.add.at(around, j, _mixed(tables * np.uint64(5) + colours[i] * np.uint64(7)))
-        colours = _mixed(colours * np.uint64(11) + around)
+        np.add.at(around, i, _mix_bits(tables + colours[j] * np.uint64(3)))
+        np.add.at(around, j, _mix_bits(tables * np.uint64(5) + colours[i] * np.uint64(7)))
+        colours = _mix_bits(colours * np.uint64(11) + around)
     return tuple(key_numbers(colours.tolist()).tolist())
 
 
-def _mixed(x: Colours) -> Colours:
+def _mix_bits(x: Colours) -> Colours:
     """Numbers spread over all 64 bits."""
     a, b, c = (np.uint64(f) for f in _FACTORS)
     x = (x + np.uint64(1)) * a

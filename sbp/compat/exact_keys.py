@@ -28,14 +28,14 @@ def memo(method: Callable[Concatenate[Owner, Given], Found]) -> Callable[Concate
     finds 3
     (9, 9)
     """
-
     slot = _slot(method.__name__)
 
+    # No keywords: what was found for one would be given for another.
     @functools.wraps(method)
-    def remembered(self: Owner, *args: Given.args, **kwargs: Given.kwargs) -> Found:
+    def remembered(self: Owner, *args: object) -> Found:
         known: dict[tuple[object, ...], Found] = vars(self).get(slot) or results_of(self, method.__name__)
         if args not in known:
-            known[args] = method(self, *args, **kwargs)
+            known[args] = cast("Callable[..., Found]", method)(self, *args)
         return known[args]
 
     return cast("Callable[Concatenate[Owner, Given], Found]", remembered)
