@@ -236,7 +236,7 @@ class Evaluator:
         """When the course has each of its bytes: known of a program without loops whose kernels hide
         collectives. In others as if what runs ran one thing after the other, as long as a step is."""
         course, timeline = self.course, self.timeline
-        if timeline is not None and self.sections is None and not has_loops(self.physical.steps):
+        if timeline is not None and self._peak.hastens is None and not has_loops(self.physical.steps):
             times = timeline[1].times
             return [*times, *(times[-1:] * (len(course) - len(times)))][: len(course)]
         taken = [0.0] * (len(course) + 1)
@@ -259,8 +259,10 @@ class Evaluator:
 
     @cached_property
     def sections(self) -> Sections | None:
-        """The program in sections, where only an order that takes little memory keeps the limit."""
-        hastens = self._peak.hastens if self.hides else None
+        """The program in sections, where only an order that takes little memory keeps the limit, and the
+        device has as much."""
+        device_bytes = self.network.hardware.memory_bytes
+        hastens = self._peak.hastens if self.hides and self.peak_bytes() <= device_bytes else None
         return None if hastens is None else sections_of(self.physical, hastens, self.whole.k)
 
     def sections_if_large(self, most_bytes: float) -> Sections | None:

@@ -14,7 +14,6 @@ of the same rows compute what the last of them gives, and the reduction with it;
 written.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -253,10 +252,11 @@ REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min".split())
 
 
 class Storage(Protocol):
-    """What an op reads: at which position its maker stands, and how large it is."""
+    """What an op reads: the positions of its maker and of all ops that read it, and how large it is."""
 
     maker: int
     bytes: float
+    users: list[int]
 
 
 def diamonds(
@@ -268,20 +268,17 @@ def diamonds(
     Arguments:
       reads: per op, the tensors that it reads, views looked through.
     """
-    found: dict[int, int] = {}
-    uses = Counter(
-        n
-        for op, read in zip(ops, reads, strict=True)
-        if op.kind is not Fusing.VIEW
-        for n in {id(t) for t, _ in read}
-    )
-    begins = _beginnings(ops, reads)
+
+    def is_shared(t: Storage) -> bool:
+        return sum(ops[k].kind is not Fusing.VIEW for k in t.users) > 1
+
+    found, begins = dict[int, int](), _beginnings(ops, reads)
     for i, op in enumerate(ops):
         if op.kind is not Fusing.LOOP or len(reads[i]) < 2 or not isinstance(op.step, Compute):
             continue
         for t, _ in reads[i]:
             at = begins[t.maker] if t.maker >= 0 else -1
-            if not reduces_rows(ops, at, sizes) or any(uses[id(x)] > 1 for x in _line(ops, reads, t)):
+            if not reduces_rows(ops, at, sizes) or any(is_shared(x) for x in _line(ops, reads, t)):
                 continue
             rows = {id(x) for x in _line(ops, reads, reads[at][0][0])}
             others = (x for y, _ in reads[i] if y is not t for x in _line(ops, reads, y))

@@ -8,7 +8,6 @@ before that, with what makes their operands of no more than they are themselves 
 reads such an operand does not count.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -47,6 +46,7 @@ class Buffer:
       dims: how many it has.
       written: whether it lies in memory.
       readers: the positions of the kernels that read it, and whether element by element.
+      users: the positions of all ops that read it or a view of it, merged or not.
     """
 
     version: Version
@@ -55,6 +55,7 @@ class Buffer:
     dims: int = 0
     written: bool = False
     readers: dict[int, bool] = field(default_factory=dict)
+    users: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -193,6 +194,8 @@ class _Fusion:
             for v in op.reads:
                 t, straight = self.last.get(v) or self._there(v, 0.0)
                 read.append((t, (straight or sent) and v in op.straight))
+            for t in {t for t, _ in read}:
+                t.users.append(i)
             self.reads.append(read)
             self.waits.append(self._waits(i, op))
             behind = self.waits[i] if op.kind is Fusing.VIEW else NOTHING
@@ -208,10 +211,8 @@ class _Fusion:
             made = [Buffer(v, sizes.bytes(v), i, len(sizes.shape(v[0]))) for v in op.writes]
             self.writes.append(made)
             self.last.update((t.version, (t, True)) for t in made)
-        self.diamonds = diamonds(ops, self.reads, sizes)
+        self.diamonds, self.by_rows = diamonds(ops, self.reads, sizes), dict[Buffer, set[int]]()
         self.reductions = frozenset(self.diamonds.values())
-        self.by_rows: dict[Buffer, set[int]] = {}
-        self.uses = Counter(t for read in self.reads for t in {t for t, _ in read})
 
     def _waits(self, i: int, op: KernelOp) -> frozenset[int]:
         """What an op waits for beside what it reads."""
@@ -229,10 +230,9 @@ class _Fusion:
         return frozenset().union(*found) if found else NOTHING
 
     def _there(self, v: Version, n: float) -> tuple[Buffer, bool]:
-        tensor = Buffer(v, n, -1, written=True)
-        self.before.append(tensor)
-        self.last[v] = tensor, True
-        return self.last[v]
+        self.before.append(Buffer(v, n, -1, written=True))
+        self.last[v] = found = self.before[-1], True
+        return found
 
     def keep(self, kept: Iterable[Version]) -> None:
         """What is needed at the end is written."""
@@ -292,7 +292,7 @@ class _Fusion:
         read = {x for x, _ in self.reads[t.maker] if not self._is_repeated(x)}
         if len(read) < 2 and sum(x.bytes for x in read) <= t.bytes + MORE_BYTES:
             return True
-        return self.uses[t] == 1 and all(x.maker < 0 and self.uses[x] == 1 for x in read)
+        return len(t.users) == 1 and all(x.maker < 0 and len(x.users) == 1 for x in read)
 
     def _is_repeated(self, t: Buffer) -> bool:
         """Whether a tensor is an argument that is repeated, such as a bias."""
@@ -320,7 +320,7 @@ class _Fusion:
         """The bytes that a loop reads, once the loops that only it reads are merged into it."""
         own, found = sum(t.bytes for t in self.writes[i]), 0.0
         for t in dict.fromkeys(t for t, _ in self.reads[i]):
-            through = t.maker >= 0 and self.uses[t] == 1 and seen < DEEPEST and self._merges(t.maker)
+            through = t.maker >= 0 and len(t.users) == 1 and seen < DEEPEST and self._merges(t.maker)
             n = self._operands(t.maker, seen + 1) if through else t.bytes
             # Without a step it is a slice of what a loop goes through.
             part = self.ops[i].name in PARTIAL or self.ops[i].step is None

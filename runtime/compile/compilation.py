@@ -13,6 +13,7 @@ from sbp.compat.mesh import explicit_types, mesh_key
 from sbp.compat.untyped import Leaf, Prefix, PyTree
 from sbp.errors import ArgumentError, raise_all
 from sbp.options import Options
+from sbp.passes.pass_manager import collector_paused
 from sbp.passes.program.trace import is_same_program
 from sbp.placement import Placement, as_placement
 from sbp.rules import REGISTRY
@@ -136,6 +137,7 @@ class Compilation(Generic[P, R]):
             problems += asked.resolve(*call.trace_args(known), names(), self.placement)[1]
         raise_all(problems)
 
+    @collector_paused()
     def _build(
         self,
         call: Call,

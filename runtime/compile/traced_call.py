@@ -18,7 +18,6 @@ from sbp.options import FOLLOW, Options
 from sbp.passes.chain import compile_plan
 from sbp.passes.explain.constraint_gaps import cost_notes
 from sbp.passes.face import with_writer
-from sbp.passes.pass_manager import collector_paused
 from sbp.passes.pipeline.schedule_choice import no_stages_problem
 from sbp.passes.plan.constraints import ConstrainedGraph, IgnoredConstraint, apply_constraints
 from sbp.passes.plan.pins import check_annotations
@@ -152,7 +151,6 @@ def _traced(fn: Callable[..., PyTree], call: Call, avals: Sequence[arguments.Abs
     return _traced_as(fn, call, avals, [None] * len(types))
 
 
-@collector_paused()
 def _traced_as(
     fn: Callable[..., PyTree],
     call: Call,

@@ -218,6 +218,10 @@ def test_products_that_hide_collectives_keep_what_they_read() -> None:
     saving = Evaluator(plan.physical, Network(plan.placement, short))
     # Where memory is short, XLA does not: then a gradient of an activation is gone once it is used.
     assert plan.memory_bytes > saving.peak_bytes() + LAYERS / 2 * 32 * SQUARE
+    # Sections keep to that order, where it is of use.
+    enough = replace(plan.hardware, memory_bytes=saving.peak_bytes())
+    assert Evaluator(plan.physical, Network(plan.placement, enough)).sections is not None
+    assert saving.sections is None
 
 
 def test_results_that_are_numbers_or_arguments() -> None:
