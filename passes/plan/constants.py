@@ -45,11 +45,9 @@ TRY_SECONDS = 2.0
 work 49 % more. Double: work 31 % more."""
 NEAR_SECONDS = 1.0
 """For a shorter step near a plan in which a tensor is held."""
-FEWEST_TURNS = 2
-"""Plans that are looked at beside the cheapest, whatever they take."""
 MOST_TURNS = 80
-"""The same, at the most: from there on better plans are rare. Half: the net of flax is 5 % longer, work 12
-% less."""
+"""Plans that are looked at beside the cheapest, at the most: from there on better plans are rare. Half: the
+net of flax is 5 % longer, work 12 % less."""
 NEAR_TURNS = 6
 """Plans that are looked at near one in which a tensor is held."""
 PART_SHARE = 0.3

@@ -89,26 +89,26 @@ class Explorer:
         self.first: PlanCandidate | None = None
         """The best plan of the first round, where others followed."""
 
-    def run(self, fewest: int, most: int, times: float = 1.0) -> None:
+    def run(self, most: int, times: float = 1.0) -> None:
         """Takes turns until the effort is spent, or nothing is left.
 
         Turns are in rounds, each as long as all before it: with more effort there are the same ones, and then
         more. The last of a round put parts of other plans into the best one.
 
         Arguments:
-          fewest, most: turns, of an effort of 1.
+          most: turns, of an effort of 1.
           times: the effort.
         """
         count, begun, seconds = self.effort.count, self.effort.count.seconds, self.effort.seconds_left / times
         length, crosses = 1.0, True
         while not count.is_over():
             done = max((count.seconds - begun) / seconds if seconds else math.inf, self.turns / most)
-            if self.turns >= fewest and done >= times:
+            if done >= times:
                 return
             if done >= length:
                 self.first = self.first or self.pool.best
                 length, crosses = 2.0 * length, True
-            if crosses and self.turns >= fewest and done >= constants.TURNS_PART * length:
+            if crosses and done >= constants.TURNS_PART * length:
                 crosses = self.cross(self.best)
                 self.turns += crosses
             elif not (self.turn() or self.cross(self.best)):
@@ -248,7 +248,7 @@ def shortest(space: Space, pool: Pool, base: PlanCandidate, effort: Effort) -> P
       effort: for all that is looked at.
     """
     if base.times.sent_seconds or base.times.body_sent_seconds:
-        Explorer(space, pool, base, (), effort.at_most(constants.NEAR_SECONDS)).run(0, constants.NEAR_TURNS)
+        Explorer(space, pool, base, (), effort.at_most(constants.NEAR_SECONDS)).run(constants.NEAR_TURNS)
     return pool.best or base
 
 

@@ -172,7 +172,7 @@ class Search:
         loops = any(n.bodies for n in self.candidates.graph.nodes)
         seeds = seeds_for(self.request.placement.ndim, outer, loops=loops)
         explorer = Explorer(space, self.pool, base, seeds, self.effort_part(constants.EXPLORE_SECONDS))
-        explorer.run(constants.FEWEST_TURNS, constants.MOST_TURNS, self.request.terms.effort)
+        explorer.run(constants.MOST_TURNS, self.request.terms.effort)
         self.start = explorer.first
 
     def add_floor(self, base: PlanCandidate | None) -> None:
@@ -209,9 +209,8 @@ class Search:
         found = self.tried_out(found)
         if isinstance(found, PlanCandidate) and self.overlaps(found) and found.states:
             effort = self.effort_part(constants.LIMITED_SECONDS)
-            Explorer(space, self.pool, space.best(found), (), effort).run(
-                constants.FEWEST_TURNS, constants.MOST_TURNS, self.request.terms.effort
-            )
+            explorer = Explorer(space, self.pool, space.best(found), (), effort)
+            explorer.run(constants.MOST_TURNS, self.request.terms.effort)
         return found
 
     def limited_problems(self, fastest: PlanCandidate) -> list[LimitedProblem]:

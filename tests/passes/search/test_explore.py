@@ -166,7 +166,7 @@ def test_more_effort_looks_at_the_same_plans_and_then_more() -> None:
     found, starts = [], []
     for times in (0.5, 1.0, 2.0, 4.0):
         e = explorer(sent_twice, SLOW)
-        e.run(2, 8, times)
+        e.run(8, times)
         found.append([(x.source, x.states) for x in e.pool.candidates])
         assert e.pool.best is not None
         assert (e.first is None) == (times <= 1.0)
@@ -189,7 +189,7 @@ def test_the_last_turns_of_a_round_cross() -> None:
         e.turns += 1
         return True
 
-    e.run(2, 16, 2.0)
+    e.run(16, 2.0)
     part = round(16 * constants.TURNS_PART)
     whole = [False] * part + [True] * (16 - part)
     assert crossed == whole + [False] * (2 * part - 16) + [True] * (32 - 2 * part)
@@ -212,23 +212,25 @@ def test_a_parallelism_that_is_longer_waits(is_longer: bool) -> None:
     assert gone_on == ["cheapest" if is_longer else "found"]
 
 
-def test_turns_end_with_the_effort_but_for_the_fewest() -> None:
+@pytest.mark.parametrize(("seconds", "turns"), [(0.0, 0), (1e-9, 1)])
+def test_turns_end_with_the_effort(seconds: float, turns: int) -> None:
+    """What is begun is ended."""
     e = explorer(sent_twice, SLOW)
-    e.effort = e.effort.at_most(0.0)
-    e.run(2, 24)
-    assert e.turns == 2
+    e.effort = e.effort.at_most(seconds)
+    e.run(24)
+    assert e.turns == turns
 
 
 def test_whole_problems_take_a_part_of_the_work() -> None:
     """The first parallelism comes at once; others wait while those before have taken more; all come."""
     e = explorer(sent_twice, SLOW)
     e.solved_seconds = np.inf
-    e.run(2, 2)
+    e.run(2)
     assert len(e.chains) == 3
-    e.run(7, 7)
+    e.run(7)
     assert len(e.chains) == 3
     e.solved_seconds = 0.0
-    e.run(200, 200)
+    e.run(200)
     assert not e.seeds
 
 
@@ -266,7 +268,8 @@ def test_chains_begin_at_the_best_of_each_source_that_fits() -> None:
 def test_parts_of_others_are_tried_once() -> None:
     """Each of them by itself, also when more plans are known."""
     e = explorer(sent_twice, SLOW)
-    e.run(6, 6)
+    for _ in range(6):
+        e.turn()
     best, looked = e.best, []
     e.space.look_once = lambda states, _: looked.append(states)  # type: ignore[method-assign]
     assert not e.cross(best)
