@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from sbp.commandline.user_file import TARGET, problem
 
@@ -30,6 +31,207 @@ ask all to save and to end; the second one ends them at once.
 """
 
 
+def _option(*names: str, **how: Any) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+    return names, how
+
+
+def _saved(suffixes: str) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+    said = f"save it: {suffixes}; repeatable"
+    return _option("--out", action="append", default=[], metavar="FILE", help=said)
+
+
+FUNCTION = _option("target", metavar=TARGET)
+OPENED = _option(
+    "--open", action="store_true", help="show the page in a browser, that of --out or one of its own"
+)
+PLANNED = (
+    _option(
+        "--placement",
+        metavar="KIND:AxB",
+        help="such as cpu:2x4 or h100:16x8 (default: FUNCTION_placement of the file, else cpu:8)",
+    ),
+    _option("--hardware", metavar="FILE.toml", help="plan for this machine instead of the placement's kind"),
+    _option("--stages", type=int, metavar="N", help="cut a function with micro-batches into N"),
+    _option("--schedule", metavar="NAME", help="of the micro-batches of stages: 1f1b, zb-h1, auto, ..."),
+    _option("--args", metavar="FILE.py:NAME", help="the arguments, or a function that returns them"),
+    _option(
+        "--in-sbp",
+        metavar="FILE.py:NAME",
+        help="the signatures of the arguments, or placement -> signatures",
+    ),
+    _option("--donate", metavar="N,M", help="positions of arguments whose memory the results may take"),
+    _option("--x64", action="store_true", help="with 64-bit types"),
+    _option("--time-limit", type=float, metavar="SECONDS", help="after which planning is cut off"),
+    _option("--effort", type=float, default=1.0, help="how much is searched (default: 1)"),
+    _option("--no-cache", action="store_true", help="plan again, and keep no plan on disk"),
+    _option("--plan", metavar="PLAN.json", help="take the signatures of this plan, and search for none"),
+    _option(
+        "--memory-limit",
+        metavar="SIZE",
+        help="per device, such as 80GB: the fastest plan found that fits; by default the memory of the "
+        "device, and none for the fastest of any size",
+    ),
+)
+"""Of all commands that plan a function."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: what it does, its options, and what its help ends with."""
+
+    summary: str
+    options: Sequence[tuple[tuple[str, ...], Mapping[str, Any]]]
+    epilog: str = HELP
+
+
+COMMANDS: Mapping[str, Command] = {
+    "plan": Command(
+        "print the plan of a function: every collective with its cost and reason",
+        (
+            FUNCTION,
+            _saved(".json .html .dot .svg, with stages also .trace.json; of a search the best one"),
+            OPENED,
+            _option(
+                "--order",
+                choices=("time", "program"),
+                default="time",
+                help="of the collectives: the costliest first, or as they are executed",
+            ),
+            _option("--rows", type=int, metavar="N", help="of the table of collectives, at the most"),
+            _option(
+                "--search",
+                type=int,
+                metavar="N",
+                help="plan for every hierarchy of N devices, and rank the plans",
+            ),
+            _option("--kind", help="of the devices of --search (default: h100)"),
+            _option("--axes", type=int, help="of a hierarchy of --search, at the most (default: 3)"),
+            _option(
+                "--microbatches",
+                metavar="N,M",
+                help="numbers to try with --search; FUNCTION is then a function from the number to the "
+                "function",
+            ),
+            _option(
+                "--why",
+                metavar="TENSOR",
+                help="other signatures of a tensor, with everything else planned again: a path such as "
+                "params['w'], a line, an op at a line",
+            ),
+            _option(
+                "--what-if",
+                metavar="TENSOR=SIGNATURE",
+                help='plan with a tensor held to a signature, such as "x=[S(0), B]", and print what changes',
+            ),
+            _option(
+                "--source",
+                metavar="FILE.py",
+                help="write the distributed program as Python: a shard_map with its collectives",
+            ),
+            *PLANNED,
+        ),
+    ),
+    "explain": Command(
+        "say at length why collectives are there, with alternatives",
+        (
+            _option("target", metavar=f"{TARGET}|PLAN.json"),
+            _option(
+                "--at",
+                metavar="TEXT",
+                help="a line (gpt.py:150), a tensor, a kind; default: the slowest three",
+            ),
+            *PLANNED,
+        ),
+    ),
+    "diff": Command(
+        "compare two saved plans",
+        (
+            _option("a", metavar="A.json"),
+            _option("b", metavar="B.json"),
+            _saved(".html, the graph with what was added, removed and changed"),
+            OPENED,
+        ),
+        "PLAN.json is what `plan --out PLAN.json` wrote.",
+    ),
+    "check": Command(
+        "check a saved plan: its figures are computed again by independent code",
+        (_option("plan", metavar="PLAN.json"),),
+        "PLAN.json is what `plan --out PLAN.json` wrote; 1 is returned if anything in it is wrong.",
+    ),
+    "verify": Command(
+        "run a function on one device and distributed, and compare every result", (FUNCTION, *PLANNED)
+    ),
+    "profile": Command(
+        "run a function, and compare its times with its plan",
+        (FUNCTION, _saved(".html, with stages also .svg .trace.json"), *PLANNED),
+    ),
+    "compile": Command(
+        "compile a function, also for GPUs that are not here; compare it with its plan",
+        (
+            FUNCTION,
+            _saved(".html .json .txt, for GPUs also .trace.json of the simulated step"),
+            _option("--hlo", metavar="FILE", help="write XLA's program, optimised and scheduled"),
+            _option(
+                "--topology",
+                metavar="DxHxN",
+                help="of the machine: NVLink domains, hosts in each, devices in each host, such as 16x1x8",
+            ),
+            *PLANNED,
+        ),
+    ),
+    "calibrate": Command(
+        "measure the devices of this machine, for --hardware",
+        (
+            _option("--out", metavar="FILE.toml", help="write the figures, for --hardware"),
+            _option(
+                "--devices",
+                type=int,
+                metavar="N",
+                help="so many of them (default: all GPUs, or 8 CPU devices)",
+            ),
+        ),
+        MEASURED,
+    ),
+    "launch": Command(
+        "run a script in several processes on this machine, again when one fails",
+        (
+            _option("--processes", type=int, default=2, metavar="N", help="so many (default: 2)"),
+            _option(
+                "--devices",
+                type=int,
+                default=0,
+                metavar="N",
+                help="CPU devices of each process (default: the devices that JAX finds)",
+            ),
+            _option("--port", type=int, default=0, help="where processes join (default: a free one)"),
+            _option(
+                "--restarts",
+                type=int,
+                default=0,
+                metavar="N",
+                help="start all again when one fails, N times at most (default: 0); a script that saves "
+                "goes on",
+            ),
+            _option(
+                "--min-processes",
+                type=int,
+                metavar="M",
+                help="if the same process fails twice in a row continue with one less, down to M (default: "
+                "all)",
+            ),
+            _option("-m", dest="module", nargs=argparse.REMAINDER, help="a module, and its arguments"),
+            _option(
+                "script",
+                nargs=argparse.REMAINDER,
+                metavar="SCRIPT.py",
+                help="or a script, and its arguments",
+            ),
+        ),
+        LAUNCHED,
+    ),
+}
+
+
 def parser(
     run: Mapping[str, Callable[[argparse.Namespace], int | None]], version: str
 ) -> argparse.ArgumentParser:
@@ -44,169 +246,17 @@ def parser(
     )
     top.add_argument("--version", action="version", version=f"sbp {version}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def command(name: str, summary: str, epilog: str = HELP) -> argparse.ArgumentParser:
-        c = commands.add_parser(
+    for name, command in COMMANDS.items():
+        own = commands.add_parser(
             name,
-            help=summary,
-            description=summary,
-            epilog=epilog,
+            help=command.summary,
+            description=command.summary,
+            epilog=command.epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        c.set_defaults(run=run[name])
-        return c
-
-    def saved(c: argparse.ArgumentParser, suffixes: str) -> None:
-        c.add_argument(
-            "--out", action="append", default=[], metavar="FILE", help=f"save it: {suffixes}; repeatable"
-        )
-
-    def opened(c: argparse.ArgumentParser) -> None:
-        c.add_argument(
-            "--open", action="store_true", help="show the page in a browser, that of --out or one of its own"
-        )
-
-    plan = command("plan", "print the plan of a function: every collective with its cost and reason")
-    plan.add_argument("target", metavar=TARGET)
-    saved(plan, ".json .html .dot .svg, with stages also .trace.json; of a search the best one")
-    opened(plan)
-    plan.add_argument(
-        "--order",
-        choices=("time", "program"),
-        default="time",
-        help="of the collectives: the costliest first, or as they are executed",
-    )
-    plan.add_argument("--rows", type=int, metavar="N", help="of the table of collectives, at the most")
-    plan.add_argument(
-        "--search", type=int, metavar="N", help="plan for every hierarchy of N devices, and rank the plans"
-    )
-    plan.add_argument("--kind", help="of the devices of --search (default: h100)")
-    plan.add_argument("--axes", type=int, help="of a hierarchy of --search, at the most (default: 3)")
-    plan.add_argument(
-        "--microbatches",
-        metavar="N,M",
-        help="numbers to try with --search; FUNCTION is then a function from the number to the function",
-    )
-    plan.add_argument(
-        "--why",
-        metavar="TENSOR",
-        help="other signatures of a tensor, with everything else planned again: a path such as params['w'], "
-        "a line, an op at a line",
-    )
-    plan.add_argument(
-        "--what-if",
-        metavar="TENSOR=SIGNATURE",
-        help='plan with a tensor held to a signature, such as "x=[S(0), B]", and print what changes',
-    )
-    plan.add_argument(
-        "--source",
-        metavar="FILE.py",
-        help="write the distributed program as Python: a shard_map with its collectives",
-    )
-    explain = command("explain", "say at length why collectives are there, with alternatives")
-    explain.add_argument("target", metavar=f"{TARGET}|PLAN.json")
-    explain.add_argument(
-        "--at", metavar="TEXT", help="a line (gpt.py:150), a tensor, a kind; default: the slowest three"
-    )
-    diff = command("diff", "compare two saved plans", "PLAN.json is what `plan --out PLAN.json` wrote.")
-    diff.add_argument("a", metavar="A.json")
-    diff.add_argument("b", metavar="B.json")
-    saved(diff, ".html, the graph with what was added, removed and changed")
-    opened(diff)
-    check = command(
-        "check",
-        "check a saved plan: its figures are computed again by independent code",
-        "PLAN.json is what `plan --out PLAN.json` wrote; 1 is returned if anything in it is wrong.",
-    )
-    check.add_argument("plan", metavar="PLAN.json")
-    verify = command("verify", "run a function on one device and distributed, and compare every result")
-    verify.add_argument("target", metavar=TARGET)
-    profile = command("profile", "run a function, and compare its times with its plan")
-    profile.add_argument("target", metavar=TARGET)
-    saved(profile, ".html, with stages also .svg .trace.json")
-    compiled = command(
-        "compile",
-        "compile a function, also for GPUs that are not here; compare it with its plan",
-    )
-    compiled.add_argument("target", metavar=TARGET)
-    saved(compiled, ".html .json .txt, for GPUs also .trace.json of the simulated step")
-    compiled.add_argument("--hlo", metavar="FILE", help="write XLA's program, optimised and scheduled")
-    compiled.add_argument(
-        "--topology",
-        metavar="DxHxN",
-        help="of the machine: NVLink domains, hosts in each, devices in each host, such as 16x1x8",
-    )
-    machine = command("calibrate", "measure the devices of this machine, for --hardware", MEASURED)
-    machine.add_argument("--out", metavar="FILE.toml", help="write the figures, for --hardware")
-    machine.add_argument(
-        "--devices", type=int, metavar="N", help="so many of them (default: all GPUs, or 8 CPU devices)"
-    )
-    launched = command(
-        "launch", "run a script in several processes on this machine, again when one fails", LAUNCHED
-    )
-    launched.add_argument("--processes", type=int, default=2, metavar="N", help="so many (default: 2)")
-    launched.add_argument(
-        "--devices",
-        type=int,
-        default=0,
-        metavar="N",
-        help="CPU devices of each process (default: the devices that JAX finds)",
-    )
-    launched.add_argument("--port", type=int, default=0, help="where processes join (default: a free one)")
-    launched.add_argument(
-        "--restarts",
-        type=int,
-        default=0,
-        metavar="N",
-        help="start all again when one fails, N times at most (default: 0); a script that saves goes on",
-    )
-    launched.add_argument(
-        "--min-processes",
-        type=int,
-        metavar="M",
-        help="if the same process fails twice in a row continue with one less, down to M (default: all)",
-    )
-    launched.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module, and its arguments")
-    launched.add_argument(
-        "script", nargs=argparse.REMAINDER, metavar="SCRIPT.py", help="or a script, and its arguments"
-    )
-    for c in (plan, explain, verify, profile, compiled):
-        c.add_argument(
-            "--placement",
-            metavar="KIND:AxB",
-            help="such as cpu:2x4 or h100:16x8 (default: FUNCTION_placement of the file, else cpu:8)",
-        )
-        c.add_argument(
-            "--hardware", metavar="FILE.toml", help="plan for this machine instead of the placement's kind"
-        )
-        c.add_argument("--stages", type=int, metavar="N", help="cut a function with micro-batches into N")
-        c.add_argument(
-            "--schedule", metavar="NAME", help="of the micro-batches of stages: 1f1b, zb-h1, auto, ..."
-        )
-        c.add_argument(
-            "--args", metavar="FILE.py:NAME", help="the arguments, or a function that returns them"
-        )
-        c.add_argument(
-            "--in-sbp",
-            metavar="FILE.py:NAME",
-            help="the signatures of the arguments, or placement -> signatures",
-        )
-        c.add_argument(
-            "--donate", metavar="N,M", help="positions of arguments whose memory the results may take"
-        )
-        c.add_argument("--x64", action="store_true", help="with 64-bit types")
-        c.add_argument("--time-limit", type=float, metavar="SECONDS", help="after which planning is cut off")
-        c.add_argument("--effort", type=float, default=1.0, help="how much is searched (default: 1)")
-        c.add_argument("--no-cache", action="store_true", help="plan again, and keep no plan on disk")
-        c.add_argument(
-            "--plan", metavar="PLAN.json", help="take the signatures of this plan, and search for none"
-        )
-        c.add_argument(
-            "--memory-limit",
-            metavar="SIZE",
-            help="per device, such as 80GB: the fastest plan found that fits; by default the memory of the "
-            "device, and none for the fastest of any size",
-        )
+        own.set_defaults(run=run[name])
+        for names, how in command.options:
+            own.add_argument(*names, **how)
     return top
 
 
