@@ -8,8 +8,6 @@ wherever that is cheaper. The softmax over the split classes needs only maxima a
 batch: nothing of the size of the logits travels.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field

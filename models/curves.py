@@ -1,7 +1,5 @@
 """The losses of a run beside those of one device, as a picture for light and for dark."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Mapping, Sequence

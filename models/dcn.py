@@ -7,8 +7,6 @@ Source: Wang et al., "DCN V2: Improved Deep & Cross Network and Practical Lesson
 Rank Systems", 2021; the stacked structure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

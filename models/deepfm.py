@@ -8,8 +8,6 @@ The first number of a row is the weight of its key, the others are its factors: 
 Source: Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", 2017.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias

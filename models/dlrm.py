@@ -7,8 +7,6 @@ Source: Naumov et al., "Deep Learning Recommendation Model for Personalization a
 2019.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias

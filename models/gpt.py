@@ -12,8 +12,6 @@ does so in a pipeline of two stages, each of them data and tensor parallel. With
     python -m sbp plan models/gpt.py:pipeline_step --stages 2 --schedule zb-h1 --placement h100:2x8
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass

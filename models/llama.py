@@ -10,8 +10,6 @@ The layers lie in one stack that a `jax.lax.scan` runs through, or one by one; e
 in the backward pass (`remat`), so that of a layer only its input is kept.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

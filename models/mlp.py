@@ -6,8 +6,6 @@
 Its digits are those of scikit-learn where that is installed, else a synthetic set of the same shape.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass

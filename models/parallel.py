@@ -6,8 +6,6 @@ optimizer's state lies as the weights that it belongs to, or is cut by itself (Z
 is to "data parallel", "tensor parallel", "2-D" and "ZeRO".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod

@@ -1,7 +1,5 @@
 """What models with stages share: where the stages live, what lies in which, and the options of a command."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -14,8 +14,6 @@ Few numbers under a mean and a variance (small micro-batches of small images) ma
 rounding that two devices drift apart within steps: compare such runs with `--x64`.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass

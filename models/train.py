@@ -1,7 +1,5 @@
 """What every model's command shares: options, devices, the loop, the plan, the curve, the comparison."""
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence

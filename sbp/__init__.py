@@ -1,7 +1,5 @@
 """sbp: a single-device JAX program, plus placements and N-D SBP signatures, becomes a distributed one."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from typing import TYPE_CHECKING

@@ -1,7 +1,5 @@
 """From the columns of a file to a batch: how each is read, what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc

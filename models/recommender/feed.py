@@ -1,7 +1,5 @@
 """Batches for training and evaluation: clicks, keys as rows of tables, copies to where they are wanted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice

@@ -1,7 +1,5 @@
 """What the recommender models share: a net of linear layers, and the features of a batch side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """What the columns of a file of clicks are, and what is raised where one cannot be read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A recommender and its tables as one train step: dense weights and rows learn from one gradient."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

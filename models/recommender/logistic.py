@@ -3,8 +3,6 @@
 A weight for each row of each table and each dense feature (Richardson et al., 2007, "Predicting clicks").
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 

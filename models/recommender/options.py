@@ -1,7 +1,5 @@
 """The options of the command of the recommender models."""
 
-from __future__ import annotations
-
 import argparse
 
 from models import train

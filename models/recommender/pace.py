@@ -1,7 +1,5 @@
 """What a training prints of itself: some losses as they come, and its rates in the end."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

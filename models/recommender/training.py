@@ -1,7 +1,5 @@
 """The command of the recommender models: options, data, plan, training, evaluation, comparison."""
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from collections.abc import Callable, Iterator, Sequence

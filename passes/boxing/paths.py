@@ -163,8 +163,10 @@ class Boxing:
         for strict in (False, True):
             used = [(i, j, s) for (i, j), (s, m) in self._moves.items() if not makes_sum(m)]
             if not strict:
-                used += [(i, j + n, s) for (i, j), (s, m) in self._moves.items() if makes_sum(m)]
-                used += [(i + n, j + n, s) for (i, j), (s, m) in self._moves.items() if not m.is_collective]
+                used += [
+                    *((i, j + n, s) for (i, j), (s, m) in self._moves.items() if makes_sum(m)),
+                    *((i + n, j + n, s) for (i, j), (s, m) in self._moves.items() if not m.is_collective),
+                ]
             at = np.array([(i, j) for i, j, _ in used], dtype=np.int64).reshape(-1, 2)
             found.append(csr_matrix(([s for _, _, s in used], (at[:, 0], at[:, 1])), shape=(2 * n, 2 * n)))
         return found[0], found[1]

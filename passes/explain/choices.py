@@ -166,8 +166,10 @@ class TensorChoices:
         lines.append(f"  the plan: {_absolute(self.plan)}")
         if not self.alternatives:
             return "\n".join([*lines, "  no other signature is possible" if not self.count else self._rest()])
-        lines.append("  with another signature, and everything else planned again:")
-        lines += [f"    {row}" for row in _table(self)]
+        lines += [
+            "  with another signature, and everything else planned again:",
+            *(f"    {row}" for row in _table(self)),
+        ]
         if self.slower + self.unknown + self.impossible:
             lines.append(self._rest())
         return "\n".join(lines)

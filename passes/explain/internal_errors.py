@@ -101,8 +101,7 @@ def _frames(error: Exception) -> Iterator[FrameType]:
 
 def _program(frame: FrameType) -> Callable[[str, str], str] | None:
     """The function that writes the program of a frame as Python."""
-    found: Callable[[str, str], str] | None = getattr(frame.f_locals.get("self"), "_reproduction", None)
-    return found
+    return getattr(frame.f_locals.get("self"), "_reproduction", None)
 
 
 def _node(frame: FrameType) -> Node | None:

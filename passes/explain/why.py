@@ -149,8 +149,10 @@ def _one(plan: PlanData, index: int, what_if: Alternatives | None) -> list[str]:
     box, how = communication_steps(what_if.physical)[index]
     if isinstance(box, InnerCollective):
         return [*lines, *_alternatives("needs", box.step, how.assumed_count, what_if)]
-    beside = [("makes", *s) for s in steps if box.value in s[0].node.outputs]
-    beside += [("takes", *s) for s in steps if s[0].node.id == box.user]
+    beside = [
+        *(("makes", *s) for s in steps if box.value in s[0].node.outputs),
+        *(("takes", *s) for s in steps if s[0].node.id == box.user),
+    ]
     for verb, step, times in beside:
         lines += _alternatives(verb, step, times, what_if)
     if box.user < 0:

@@ -1,7 +1,5 @@
 """What every form of a plan says: its rows, totals and signatures, in words."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

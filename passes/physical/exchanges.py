@@ -9,8 +9,6 @@ batch travel. What they need of it, the ops from its arrays to the ids, is a par
 once more, for the next batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 

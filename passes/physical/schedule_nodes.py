@@ -8,8 +8,6 @@ XLA:GPU sends as one collectives of one kind and group that do not wait for each
 program, up to a number of bytes (its combiners of all-reduces, all-gathers and reduce-scatters).
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -79,9 +77,11 @@ def schedule_nodes(
         op, at = k.ops[members[0]], max(when[i] for i in members)
         if is_packed(k, members):
             pack, send = len(nodes), len(nodes) + 1
-            nodes.append(ScheduleNode(members, (), at))
-            nodes.append(ScheduleNode((), (), at, taken(*members), (pack,), sends=True))
-            nodes.extend(ScheduleNode((), (i,), at, after=(send,)) for i in members)
+            nodes += [
+                ScheduleNode(members, (), at),
+                ScheduleNode((), (), at, taken(*members), (pack,), sends=True),
+                *(ScheduleNode((), (i,), at, after=(send,)) for i in members),
+            ]
         else:
             sends = op.sends and not isinstance(op.step, Border)
             holds = op.sends and not sends
@@ -134,8 +134,10 @@ def _waiting(
     ]
     views = {t: len(nodes) + n for n, t in enumerate(dict.fromkeys(_in_order(k, nodes, flat)))}
     for node, flattened in zip(nodes, flat, strict=True):
-        read = [t for i in node.reads if id(k.ops[i]) not in later for t in k.reads[i]]
-        read += [pooled[node.pool]] if node.pool >= 0 else []
+        read = [
+            *(t for i in node.reads if id(k.ops[i]) not in later for t in k.reads[i]),
+            *([pooled[node.pool]] if node.pool >= 0 else []),
+        ]
         before = [*node.after, *(finds[i] for i in node.reads if i in finds)]
         behind = (maker[m] for i in node.reads for m in sorted(k.waits[i]) if m in maker)
         made = (views[t] if t in flattened else maker[t.maker] for t in read if t.maker >= 0)
@@ -240,8 +242,7 @@ def _by_results(k: Kernels, makers: Sequence[Sequence[int]]) -> list[int]:
             order.append(i)
         elif i not in seen:
             seen.add(i)
-            stack.append((i, True))
-            stack.extend((m, False) for m in reversed(makers[i]) if m not in seen)
+            stack += [(i, True), *((m, False) for m in reversed(makers[i]) if m not in seen)]
     return order
 
 

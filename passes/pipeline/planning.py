@@ -165,10 +165,14 @@ class _Planning:
 
     def sub_traced(self, subgraph: Subgraph) -> TracedProgram:
         """A subgraph as a traced function, with names."""
-        ins = [self.traced.in_paths[i] for i in subgraph.arguments]
-        ins += self.labels.receive_labels([*subgraph.receives, *subgraph.micro_receives])
-        outs = [self.traced.out_paths[i] for i in subgraph.results]
-        outs += self.labels.send_labels([*subgraph.sends, *subgraph.micro_sends])
+        ins = [
+            *(self.traced.in_paths[i] for i in subgraph.arguments),
+            *self.labels.receive_labels([*subgraph.receives, *subgraph.micro_receives]),
+        ]
+        outs = [
+            *(self.traced.out_paths[i] for i in subgraph.results),
+            *self.labels.send_labels([*subgraph.sends, *subgraph.micro_sends]),
+        ]
         return TracedProgram(subgraph.graph, tuple(ins), None, tuple(outs))
 
     def ties(self, subgraph: Subgraph) -> tuple[int | None, ...]:

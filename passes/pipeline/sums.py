@@ -297,8 +297,10 @@ def _sums(graph: Graph, body: Body, carried: tuple[int, ...]) -> list[_Found]:
 def _uses(body: Body) -> Mapping[int, int]:
     """How often a body and those inside it use each value."""
     every = [body, *(b for n in walk(body.nodes) for b in n.bodies)]
-    read: list[Operand] = [x for n in walk(body.nodes) for x in n.inputs]
-    read += [x for b in every for x in b.outputs]
+    read: list[Operand] = [
+        *(x for n in walk(body.nodes) for x in n.inputs),
+        *(x for b in every for x in b.outputs),
+    ]
     return Counter(x for x in read if not isinstance(x, Const))
 
 

@@ -3,8 +3,6 @@
 Words: docs/glossary.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -81,8 +81,7 @@ class Descent:
         work = forests.workplace(flat, budget, 1, np.maximum(parts[self.kinds], constants.LEAST_PART))
 
         def priced(k: int, _: Table) -> Table:
-            priced: Table = theta + self.discounts[k % len(self.discounts)] * self.prices
-            return priced
+            return theta + self.discounts[k % len(self.discounts)] * self.prices
 
         kinds = len(self.discounts)
         # With several a plan begins where another search has ended: once each is enough.

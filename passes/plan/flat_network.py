@@ -5,8 +5,6 @@ rows and those of the node itself as columns, so that the costs of a node's stat
 lie next to each other in memory. Equal tables (the same object) are there once, with their transpose.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -143,8 +141,7 @@ def ranges(starts: Indices, lengths: Indices) -> Indices:
     array([5, 6, 0, 1, 2])
     """
     before = np.cumsum(lengths) - lengths
-    found: Indices = np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
-    return found
+    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
 
 
 def combinations(sizes: tuple[int, ...]) -> Indices:

@@ -91,8 +91,10 @@ class CostNetwork:
         """Cost of one state per node, summed without rounding between the terms."""
         if len(states) != len(self.unary):
             raise ValueError(f"cost network: {len(states)} states given for {len(self.unary)} nodes")
-        terms = [theta.item(state) for theta, state in zip(self.unary, states, strict=True)]
-        terms.extend(table.item(states[i], states[j]) for i, j, table in self.edges)
+        terms = [
+            *(theta.item(state) for theta, state in zip(self.unary, states, strict=True)),
+            *(table.item(states[i], states[j]) for i, j, table in self.edges),
+        ]
         return math.fsum(terms)
 
 
@@ -117,8 +119,10 @@ class Solution:
 
 def least_of(network: CostNetwork) -> float:
     """The sum of all minima: the simplest lower bound."""
-    minima = [float(theta.min()) for theta in network.unary]
-    minima.extend(float(table.min()) for _, _, table in network.edges)
+    minima = [
+        *(float(theta.min()) for theta in network.unary),
+        *(float(table.min()) for _, _, table in network.edges),
+    ]
     return math.fsum(minima)
 
 

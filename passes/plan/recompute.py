@@ -186,14 +186,12 @@ class RecomputingModel(RoomModel):
             self.columns[key] = tuple(
                 s for s in listed if not communication_of(self.graph, node, s.signatures, shape)
             )
-        found: tuple[Strategy, ...] = self.columns[key]
-        return found
+        return self.columns[key]
 
     def pad(self, key: Any, before: int, signatures: tuple[NdSbp, ...], after: int) -> tuple[NdSbp, ...]:
         """Signatures with nothing before and after them; the same object for the same key."""
         made = (*[NOWHERE] * before, *signatures, *[NOWHERE] * after)
-        found: tuple[NdSbp, ...] = self.columns.setdefault(("padded", *key), made)
-        return found
+        return self.columns.setdefault(("padded", *key), made)
 
     def when(self, use: ValueUse) -> tuple[int, int]:
         """From when until when an op runs, the copies of ops too."""

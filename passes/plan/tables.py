@@ -1,7 +1,5 @@
 """Cost tables by content: equal tables, as in repeated layers, are stored and worked on once."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 

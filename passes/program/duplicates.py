@@ -96,8 +96,7 @@ def exact(x: Any) -> Hashable:
         return float, x.hex()
     if isinstance(x, tuple):
         return type(x), tuple(map(exact, x))
-    held: Hashable = (type(x), x)
-    return held
+    return (type(x), x)
 
 
 NAMES_ANEW = ("reshape", "squeeze", "expand_dims")

@@ -189,8 +189,10 @@ def changed_signatures(a: PlanData, b: PlanData) -> dict[str, list[tuple[str, st
         # Two signatures as one, so that leaves with the same change are one line.
         pairs = collapse(both, [(*before[p], *after[p]) for p in both], [*before])
         n = a.placement.ndim
-        rows = [(path, format_sbp(nd[:n]), format_sbp(nd[n:])) for path, nd, _ in pairs]
-        rows += [(p, format_sbp(before[p]), "") for p in [p for p in before if p not in after][:MOST_LISTED]]
-        rows += [(p, "", format_sbp(after[p])) for p in [p for p in after if p not in before][:MOST_LISTED]]
+        rows = [
+            *((path, format_sbp(nd[:n]), format_sbp(nd[n:])) for path, nd, _ in pairs),
+            *((p, format_sbp(before[p]), "") for p in [p for p in before if p not in after][:MOST_LISTED]),
+            *((p, "", format_sbp(after[p])) for p in [p for p in after if p not in before][:MOST_LISTED]),
+        ]
         found[title] = rows
     return found

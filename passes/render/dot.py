@@ -50,9 +50,11 @@ def _clusters(plan: PlanData) -> list[str]:
     for (a, b), texts in pairs.items():
         node = f"send{a}to{b}"
         body = texts[:5] + ([f"and {len(texts) - 5} more"] if len(texts) > 5 else [])
-        lines.append(f"  {node} [{dot_node({'kind': 'send', 'head': 'send', 'body': body})}];")
-        lines.append(f"  {ends[int(a)][1]} -> {node} [ltail=cluster_p{a}];")
-        lines.append(f"  {node} -> {ends[int(b)][0]} [lhead=cluster_p{b}];")
+        lines += [
+            f"  {node} [{dot_node({'kind': 'send', 'head': 'send', 'body': body})}];",
+            f"  {ends[int(a)][1]} -> {node} [ltail=cluster_p{a}];",
+            f"  {node} -> {ends[int(b)][0]} [lhead=cluster_p{b}];",
+        ]
     return lines
 
 
@@ -61,10 +63,12 @@ def dot_lines(out: nx.DiGraph, prefix: str = "") -> list[str]:
     lines = []
     for lane in lanes_of(out):
         members = [(n, d) for n, d in out.nodes(data=True) if d["lane"] == lane]
-        lines.append(f"  subgraph {quote('cluster_' + prefix + lane)} {{")
-        lines.append(f'    label={quote(lane)}; color="#d0d7de"; fontname="Helvetica";')
-        lines += [f"    {prefix}n{n} [{dot_node(d)}];" for n, d in members]
-        lines.append("  }")
+        lines += [
+            f"  subgraph {quote('cluster_' + prefix + lane)} {{",
+            f'    label={quote(lane)}; color="#d0d7de"; fontname="Helvetica";',
+            *(f"    {prefix}n{n} [{dot_node(d)}];" for n, d in members),
+            "  }",
+        ]
     for a, b, d in out.edges(data=True):
         style = ", style=dashed, constraint=false" if d["back"] else ""
         lines.append(f"  {prefix}n{a} -> {prefix}n{b} [label={quote(d['label'])}{style}];")

@@ -293,8 +293,10 @@ def _held(
 ) -> Iterator[tuple[float, float]]:
     """The bytes of micro-batches on a rank over time: (time of a change, bytes from then on)."""
     own = Footprint(tuple(s.residual_bytes for s in stages), tuple(s.for_weights_bytes for s in stages))
-    changes = [(float(s.start), own.before(s.action)) for s in spans]
-    changes += [(float(s.end), -own.after(s.action)) for s in spans]
+    changes = [
+        *((float(s.start), own.before(s.action)) for s in spans),
+        *((float(s.end), -own.after(s.action)) for s in spans),
+    ]
     bytes_held = 0.0
     for at, change in sorted(changes):
         if change:

@@ -33,8 +33,10 @@ def measured_text(
     parts = [["", *columns(part_rows(plan, step, estimated))]]
     if plan.collectives:
         rows = collective_rows(plan, step)
-        parts.append(["", *columns(_narrowed(rows[: ROWS + 1], width)), *_rest(rows, step)])
-        parts.append([fit_lines(line, width) for line in remark_lines(plan, step)])
+        parts += [
+            ["", *columns(_narrowed(rows[: ROWS + 1], width)), *_rest(rows, step)],
+            [fit_lines(line, width) for line in remark_lines(plan, step)],
+        ]
     groups = group_rows(plan, step)
     if len(groups) > 1:
         parts.append(["", *columns(_narrowed(groups[: ROWS + 1], width)), *_smaller(plan, step)])

@@ -144,8 +144,10 @@ def layer_runs(
         own = set(functions[start:end])
         while end < limit and functions[end] in own and not ends[end]:
             end += 1
-        found += [("", list(range(done, start)))] if done < start else []
-        found.append((mark, list(range(start, end))))
+        found += [
+            *([("", list(range(done, start)))] if done < start else []),
+            (mark, list(range(start, end))),
+        ]
         done = end
     return [*found, *([("", list(range(done, len(at))))] if done < len(at) else [])]
 

@@ -65,8 +65,10 @@ def _course(
     changes: list[tuple[float, int, float]] = []
     for s in spans:
         own = _working(s.action.kind, stages[s.action.stage])
-        changes.append((float(s.start), 1, footprint.before(s.action) + own))
-        changes.append((float(s.end), 0, -footprint.after(s.action) - own))
+        changes += [
+            (float(s.start), 1, footprint.before(s.action) + own),
+            (float(s.end), 0, -footprint.after(s.action) - own),
+        ]
     bytes_held = rest_bytes
     yield 0.0, bytes_held
     for at, _, change in sorted(changes):

@@ -108,8 +108,10 @@ def streams(plan: PlanData, outline: Outline, at: Spot) -> tuple[list[str], floa
     left, width = at.x + 62, at.width - 62
     for k, name in enumerate(("kernels", "sent")):
         top = y + k * (STREAM + 4)
-        out.append(text_at(at.x, top + 14, name, 11.5, fill=SOFT))
-        out.append(rect(Spot(left, top, width, STREAM), 0, GROUND))
+        out += [
+            text_at(at.x, top + 14, name, 11.5, fill=SOFT),
+            rect(Spot(left, top, width, STREAM), 0, GROUND),
+        ]
     seconds = found[0]["seconds"] or 1.0
     for lane, kind, start, end in _joined(found[0]["spans"], GAP * seconds / width):
         x0, x1 = (left + width * min(1.0, t / seconds) for t in (start, end))
@@ -187,8 +189,10 @@ def _legend(plan: PlanData, parts: Sequence[StepPart], at: Spot) -> tuple[list[s
     out, y = list[str](), at.y
     for (fill, border, label), (x, line) in zip(found, places, strict=True):
         y = at.y + 18 * line
-        out.append(rect(Spot(at.x + x, y, 15, 11), 4, fill, border, 1.4))
-        out.append(text_at(at.x + x + 21, y + 10, label, 11.5, fill=INK))
+        out += [
+            rect(Spot(at.x + x, y, 15, 11), 4, fill, border, 1.4),
+            text_at(at.x + x + 21, y + 10, label, 11.5, fill=INK),
+        ]
     return out, y + 22
 
 

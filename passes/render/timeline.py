@@ -86,8 +86,10 @@ def _block(
     out = [_text(0, 12, f"{t.name}: {t.ranks} ranks, {figures}", 12.5, f'font-weight="600" fill="{INK}"')]
     bottom = 22 + pitch * t.ranks
     for x, label in _ticks(t.makespan, scale, time_text):
-        out.append(f'<path d="M{LABELS + x:.1f},20 V{bottom:.1f}" stroke="{LINE}" stroke-width="0.6"/>')
-        out.append(_text(LABELS + x, bottom + 12, label, 10, f'text-anchor="middle" fill="{SOFT}"'))
+        out += [
+            f'<path d="M{LABELS + x:.1f},20 V{bottom:.1f}" stroke="{LINE}" stroke-width="0.6"/>',
+            _text(LABELS + x, bottom + 12, label, 10, f'text-anchor="middle" fill="{SOFT}"'),
+        ]
     stages = sorted({s.action.stage for spans in t.spans for s in spans})
     for rank, spans in enumerate(t.spans):
         y = 22 + pitch * rank
@@ -156,8 +158,10 @@ def chrome_trace(timelines: Sequence[Timeline], unit_seconds: float = 1.0) -> st
     """
     events: list[dict[str, Any]] = []
     for pid, t in enumerate(timelines, 1):
-        events.append(_name("process_name", pid, 0, f"{t.name}, bubble {t.bubble_fraction:.1%}"))
-        events += [_name("thread_name", pid, rank, f"rank {rank}") for rank in range(t.ranks)]
+        events += [
+            _name("process_name", pid, 0, f"{t.name}, bubble {t.bubble_fraction:.1%}"),
+            *(_name("thread_name", pid, rank, f"rank {rank}") for rank in range(t.ranks)),
+        ]
         micro = 1e6 * unit_seconds
         for spans in t.spans:
             for s in spans:

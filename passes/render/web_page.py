@@ -180,8 +180,10 @@ def document(title: str, data: Mapping[str, Any], without_scripts: str) -> str:
       without_scripts: the same as text, for who has none.
     """
     # A script would end at "</script"; no file here says it, which a test makes sure of.
-    scripts = [f"<script data-worker>{web_file(name)}</script>" for name in IN_WORKER]
-    scripts += [f"<script>{web_file(name)}</script>" for name in IN_PAGE]
+    scripts = [
+        *(f"<script data-worker>{web_file(name)}</script>" for name in IN_WORKER),
+        *(f"<script>{web_file(name)}</script>" for name in IN_PAGE),
+    ]
     return "\n".join(
         [
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',

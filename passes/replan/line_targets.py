@@ -130,9 +130,11 @@ class LineTargets:
             if far == FAR:
                 continue
             node = producers.get(v)
-            beside = [*(node.inputs if node is not None else ())]
-            beside += [x for user in self._readers.get(v, ()) for x in (*user.outputs, *user.inputs)]
-            beside += [self.flow.across[v]] if v in self.flow.across else []
+            beside = [
+                *(node.inputs if node is not None else ()),
+                *(x for user in self._readers.get(v, ()) for x in (*user.outputs, *user.inputs)),
+                *([self.flow.across[v]] if v in self.flow.across else []),
+            ]
             for x in beside:
                 if isinstance(x, int) and x not in seen:
                     seen.add(x)

@@ -115,8 +115,10 @@ class NearProblem:
     def plan_states(self) -> list[int]:
         """The state that the plan has of every variable; -1 where it does not say."""
         m, p, made = self.model, self.physical, self._makers
-        says: list[tuple[int | None, object]] = [*zip(m.inputs, p.inputs, strict=True)]
-        says += zip(m.outputs, p.outputs, strict=True)
+        says: list[tuple[int | None, object]] = [
+            *zip(m.inputs, p.inputs, strict=True),
+            *zip(m.outputs, p.outputs, strict=True),
+        ]
         for step, _ in p.walk():
             own = None if isinstance(step, Box) else made.get(next(iter(step.node.outputs), -1))
             if own is None or isinstance(step, Box) or own.primitive is not step.node.primitive:
@@ -218,8 +220,10 @@ class NearProblem:
     def variables(self, target: Target) -> list[int]:
         """Those that tell how a target lies."""
         m = self.model
-        found = [m.inputs[i] for i in target.arguments]
-        found += [x for j in target.results if (x := m.outputs[j]) is not None]
+        found = [
+            *(m.inputs[i] for i in target.arguments),
+            *(x for j in target.results if (x := m.outputs[j]) is not None),
+        ]
         return found + [m.nodes[self.annotations[v].id] for v in target.values]
 
     def state_signatures(self, variable: int) -> Sequence[NdSbp]:

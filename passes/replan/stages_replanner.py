@@ -5,8 +5,6 @@ again. A placement that is asked the same as before keeps its plan: only those a
 tensor, and those that what they send changes.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence

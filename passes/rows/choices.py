@@ -6,8 +6,6 @@ be selected: a lazy step leaves rows without a gradient as they are. Any other s
 and as a branch it does so only where the flag takes it. XLA runs both branches in place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -307,8 +305,10 @@ class _Region:
     def inputs(self) -> list[int]:
         """What comes from elsewhere."""
         inside = {v for node in self.nodes for v in node.outputs}
-        read = [x for node in self.nodes for x in self.operands(node)]
-        read += [c.on for c in self.others.values()]
+        read = [
+            *(x for node in self.nodes for x in self.operands(node)),
+            *(c.on for c in self.others.values()),
+        ]
         found = dict.fromkeys((*read, *self.ends.values()))
         return [x for x in found if not isinstance(x, Const) and x not in inside]
 

@@ -5,8 +5,6 @@ columns a device has a part of each row. The step is traced for whole rows, each
 by its rule, and a sum over columns is added up before anything is computed from it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

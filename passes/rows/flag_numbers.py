@@ -1,7 +1,5 @@
 """Numbers that go by a flag: what each is where the flag is set, and where it is not."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Micro-batches, and every scan that accumulates, carry the sum of their gradients
 each trip adds rows. Where a lazy optimizer takes that sum, the rows of all trips are stacked instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -5,8 +5,6 @@ a number at the most, do so to those rows. Where a number is not finite, rows th
 (docs/decisions/0004).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -4,8 +4,6 @@ Such a sum is a table that is scaled, and a gradient by rows. What is done to th
 in one pass over its memory; the rows are sent to their owners and added there.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

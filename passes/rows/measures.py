@@ -4,8 +4,6 @@ A reduction over all elements of a gradient by rows needs no table: each owner o
 were looked up, their duplicates added up, and the others count for nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 

@@ -224,8 +224,10 @@ class _Scope:
     def table_name(self, node: Node, names: Mapping[int, str]) -> str:
         """What the user calls the table of a lazy optimizer, with its type and shape."""
         added = next((u for u in self.users.get(node.outputs[0], ()) if u.op == "add"), None)
-        tables = [x for x in (added.inputs if added else ()) if x != node.outputs[0]]
-        tables += node.inputs[-1:] if node.params["update"].has_param else []
+        tables = [
+            *(x for x in (added.inputs if added else ()) if x != node.outputs[0]),
+            *(node.inputs[-1:] if node.params["update"].has_param else []),
+        ]
         found = (names.get(y) for x in tables if not isinstance(y := self.origin(x), Const))
         value = self.editor.operand(node.inputs[0])
         name = next((name for name in found if name), "a table")

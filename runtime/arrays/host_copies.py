@@ -5,7 +5,7 @@ orbax takes an array that all of its processes know, or one of a process that is
 of such a stage is sent, leaf by leaf, to all devices; every process then writes its part.
 """
 
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import jax
 import numpy as np
@@ -81,8 +81,7 @@ def _here(x: Leaf, engine: TransferEngine) -> Leaf:
         return np.asarray(whole)
     if whole.is_fully_replicated:
         return np.asarray(whole.addressable_data(0))
-    found: np.ndarray[Any, Any] = multihost_utils.process_allgather(whole, tiled=True)
-    return found
+    return multihost_utils.process_allgather(whole, tiled=True)
 
 
 def _of_all(x: jax.Array, engine: TransferEngine) -> jax.Array:

@@ -92,8 +92,11 @@ class Calibration:
             ),
         ]
         wide = max(len(name) for name, _ in of)
-        lines = [f"{h.name}: {self.devices} x {self.device}, each:", ""]
-        lines += [f"  {name:<{wide}}  {text}" for name, text in of]
+        lines = [
+            f"{h.name}: {self.devices} x {self.device}, each:",
+            "",
+            *(f"  {name:<{wide}}  {text}" for name, text in of),
+        ]
         return "\n".join([*lines, *self._curves()])
 
     def _curves(self) -> Iterator[str]:

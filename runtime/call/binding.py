@@ -240,8 +240,10 @@ class Parameters:
     def texts(self) -> list[str]:
         """The parameters as text."""
         optional = {*(self.positional or ()), *self.others} - {*self.required_names}
-        names = [f"{k}=..." if k in optional else k for k in self.positional or ()]
-        names += [f"*{self.rest or ''}"] if self.rest is not None or self.others else []
+        names = [
+            *(f"{k}=..." if k in optional else k for k in self.positional or ()),
+            *([f"*{self.rest or ''}"] if self.rest is not None or self.others else []),
+        ]
         return [*names, *(f"{k}=..." if k in optional else k for k in self.others)]
 
 
@@ -255,10 +257,12 @@ def parameters(
     """The parameters of a function for `compile`, and the problems."""
     own = Parameters.of(fn)
     donate, static = own.choose(donate_argnums, donate_argnames), own.choose(static_argnums, static_argnames)
-    wrong = [*_no_position(own, donate_argnums, "donate_argnums")]
-    wrong += _no_position(own, static_argnums, "static_argnums")
-    wrong += _no_name(own, donate_argnames, "donate_argnames")
-    wrong += _no_name(own, static_argnames, "static_argnames")
+    wrong = [
+        *_no_position(own, donate_argnums, "donate_argnums"),
+        *_no_position(own, static_argnums, "static_argnums"),
+        *_no_name(own, donate_argnames, "donate_argnames"),
+        *_no_name(own, static_argnames, "static_argnames"),
+    ]
     by_number = sorted({*donate.argnums} & {*static.argnums})
     known = {k for i, k in enumerate(own.positional or ()) if i in by_number}
     wrong += [_in_both(f"position {i}", str(i), "argnums") for i in by_number]

@@ -35,8 +35,10 @@ class InSbpBinding:
         """Prefixes with the trees that they belong to, in the order of the leaves of the call."""
         if not self.names:
             return [(self.args, tuple(args)), (dict(self.kwargs), dict(kwargs))]
-        ordered = [*zip(self.names, self.args, args, strict=True)]
-        ordered += [(k, self.kwargs[k], kwargs[k]) for k in sorted(kwargs)]
+        ordered = [
+            *zip(self.names, self.args, args, strict=True),
+            *((k, self.kwargs[k], kwargs[k]) for k in sorted(kwargs)),
+        ]
         trees = OrderedDict((k, tree) for k, _, tree in ordered)
         return [(OrderedDict((k, prefix) for k, prefix, _ in ordered), trees)]
 

@@ -3,8 +3,6 @@
 Rows change places block by block: no device and no process holds more of a table than its share and a block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -126,8 +126,11 @@ class Compilation(Generic[P, R]):
         names = functools.partial(call.paths, self.fn)
         missing = list(self.parameters.check(call))
         found = [arguments.check_leaf(x, i, names, concrete) for i, x in enumerate(call.leaves)]
-        problems = [*missing, *modules.with_advice(found, call.trace_args(call.leaves))]
-        problems += arguments.check_static(call.values())
+        problems = [
+            *missing,
+            *modules.with_advice(found, call.trace_args(call.leaves)),
+            *arguments.check_static(call.values()),
+        ]
         if concrete and not problems:
             owners = Owners(call.donated_leaves(self.parameters.donate))
             problems += owners.check(call.leaves, layouts_of(call.leaves), names)

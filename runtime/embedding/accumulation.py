@@ -1,7 +1,5 @@
 """Tables that take a step with the mean gradient of several batches: ids and gradients are held, no sums."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Which new keys get a row at all: those that are looked up often enough, by a sketch of fixed size."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -241,11 +241,15 @@ def cheapest(
         lines.append(({i: 1.0 for i, pair in enumerate(pairs) if pair[0] == t}, 1.0, 1.0))
     for stack, height in heights.items():
         own = [i for i in whole if stacks[pairs[i][0]] == stack]
-        lines.append(({height: 1.0, **{i: -share[i] for i in own}}, 0.0, math.inf))
-        lines += [({height: 1.0, i: -share[i] * devices}, 0.0, math.inf) for i in own]
+        lines += [
+            ({height: 1.0, **{i: -share[i] for i in own}}, 0.0, math.inf),
+            *(({height: 1.0, i: -share[i] * devices}, 0.0, math.inf) for i in own),
+        ]
     others = {i: share[i] for i in range(len(pairs)) if i not in whole}
-    lines.append((others | dict.fromkeys(heights.values(), 1.0), 0.0, 1.0))
-    lines.append((dict.fromkeys(whole, 1.0), 0.0, most))
+    lines += [
+        (others | dict.fromkeys(heights.values(), 1.0), 0.0, 1.0),
+        (dict.fromkeys(whole, 1.0), 0.0, most),
+    ]
 
     matrix = np.zeros((len(lines), size))
     for row, (factors, _, _) in zip(matrix, lines, strict=True):

@@ -75,10 +75,9 @@ def on_shards(
     def run(*parts: jax.Array) -> jax.Array:
         return body(_own(lead, shape, sharding), *parts)
 
-    mapped: Callable[..., jax.Array] = jax.shard_map(
+    return jax.shard_map(
         run, mesh=sharding.mesh, in_specs=tuple(in_specs), out_specs=out_spec, check_vma=False
     )
-    return mapped
 
 
 def axes_of(sharding: NamedSharding, dim: int) -> tuple[str, ...]:

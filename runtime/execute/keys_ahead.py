@@ -1,7 +1,5 @@
 """The keys of the next batch, which a step sends while it computes: from call to call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import is_

@@ -67,8 +67,7 @@ def _pad(x: jax.Array, widths: Sequence[tuple[int, int]], fill: ArrayLike) -> ja
     """Adds rows of padding at the end of a dim; keys are padded by their words."""
     if core.is_key(x.dtype):
         words = jnp.pad(jax.random.key_data(x), [*widths, (0, 0)])
-        keys: jax.Array = jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
-        return keys
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
     return jnp.pad(x, widths, constant_values=fill)
 
 
@@ -120,13 +119,11 @@ def dims_in_order(x: jax.Array) -> jax.Array:
 
 def _all_reduce(x: jax.Array, at: Site) -> jax.Array:
     assert isinstance(at.move.old, Partial)
-    whole: jax.Array = bits.reduction(x, at.move.old.op, at.names)
-    return whole
+    return bits.reduction(x, at.move.old.op, at.names)
 
 
 def _owned_all_reduce(x: jax.Array, at: Site) -> jax.Array:
-    whole: jax.Array = bits.owned_sum(x, at.names)
-    return whole
+    return bits.owned_sum(x, at.names)
 
 
 def _all_gather(x: jax.Array, at: Site) -> jax.Array:
@@ -148,8 +145,7 @@ def _reduce_scatter(x: jax.Array, at: Site) -> jax.Array:
 def _owned_reduce_scatter(x: jax.Array, at: Site) -> jax.Array:
     assert isinstance(at.move.new, Split)
     d, group = at.move.new.dim, math.prod(at.groups)
-    own: jax.Array = bits.owned_scatter(explode(x, d, at.groups), at.names, d, group)
-    return own
+    return bits.owned_scatter(explode(x, d, at.groups), at.names, d, group)
 
 
 def _all_to_all(x: jax.Array, at: Site) -> jax.Array:
@@ -163,8 +159,7 @@ def _all_to_all(x: jax.Array, at: Site) -> jax.Array:
         swapped = untyped.all_to_all(parts, at.names, split_axis=j, concat_axis=j, tiled=True)
         rows = swapped.shape[j] // g
         stacked = swapped.reshape(*swapped.shape[:j], g, rows, *swapped.shape[j + 1 :])
-        folded: jax.Array = bits.fold(stacked, at.move.old.op, j)
-        return folded
+        return bits.fold(stacked, at.move.old.op, j)
     assert isinstance(at.move.old, Split)
     size, _ = frame(at.move, at.move.old, at.shape, at.hierarchy)
     swapped = untyped.all_to_all(parts, at.names, split_axis=j, concat_axis=at.move.old.dim, tiled=True)
@@ -295,8 +290,7 @@ def _scatter(x: jax.Array, names: Sequence[str]) -> jax.Array:
 
 
 def _scatter_owned(x: jax.Array, names: Sequence[str]) -> jax.Array:
-    own: jax.Array = bits.owned_scatter(x, names, 0, len(x))
-    return own
+    return bits.owned_scatter(x, names, 0, len(x))
 
 
 def _swap(x: jax.Array, names: Sequence[str]) -> jax.Array:

@@ -1,7 +1,5 @@
 """Executes the steps of a physical program on the shards of one device."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace

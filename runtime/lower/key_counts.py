@@ -61,8 +61,7 @@ def most_of_all(counts: jax.Array) -> jax.Array:
     """The largest counts of all devices, on each of them, so that all processes decide alike."""
     lies = counts.sharding
     assert isinstance(lies, jax.sharding.NamedSharding)
-    found: jax.Array = _most(jax.sharding.NamedSharding(lies.mesh, partition_spec()))(counts)
-    return found
+    return _most(jax.sharding.NamedSharding(lies.mesh, partition_spec()))(counts)
 
 
 @functools.lru_cache(maxsize=16)

@@ -1,7 +1,5 @@
 """Lowers a physical program to one function per device, wrapped in `shard_map`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -145,8 +143,10 @@ def shardings(
         return NamedSharding(mesh, to_partition_spec(nd, len(shape), placement))
 
     ins = [named(graph.values[v].shape, nd) for v, nd in zip(graph.inputs, physical.inputs, strict=True)]
-    outs = [named(graph.operand(x).shape, nd) for x, nd in zip(graph.outputs, physical.outputs, strict=True)]
-    outs += [NamedSharding(mesh, partition_spec(placement.axes))] * counts
+    outs = [
+        *(named(graph.operand(x).shape, nd) for x, nd in zip(graph.outputs, physical.outputs, strict=True)),
+        *([NamedSharding(mesh, partition_spec(placement.axes))] * counts),
+    ]
     return ins, outs
 
 

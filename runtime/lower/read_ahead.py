@@ -4,8 +4,6 @@ What comes of the keys goes from step to step as one more result, which is the n
 behind its own; behind it are the arrays of the next batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 
 import jax

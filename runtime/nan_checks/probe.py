@@ -179,8 +179,7 @@ class CheckedDevice(Device):
             shard = local.mask(env[x, nd], layout, range(len(value.shape)), 0)
             nan, infinite = (jnp.any(test(shard)).astype(np.int32) for test in (jnp.isnan, jnp.isinf))
             env[at] = nan * int(NotFinite.NAN) + infinite * int(NotFinite.INFINITY)
-        found: jax.Array = env[at]
-        return found
+        return env[at]
 
     def note(self, site: ProbedOp, operands: Sequence[jax.Array | NotFinite], env: Env) -> None:
         """Checks a result; `note_first` stores the finding."""

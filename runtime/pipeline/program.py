@@ -251,8 +251,10 @@ class CompiledPipeline:
     def _words_of_given(self, seen: StageRecord) -> list[str]:
         """The arguments and closed-over arrays that a piece reads, in its order, each with who reads it."""
         traced, piece, subgraph = self.stages.traced, seen.run.piece, seen.cut.subgraph
-        names = [traced.in_paths[i] for i in subgraph.arguments]
-        names += [traced.graph.values[traced.graph.inputs[i]].name for i in subgraph.closure]
+        names = [
+            *(traced.in_paths[i] for i in subgraph.arguments),
+            *(traced.graph.values[traced.graph.inputs[i]].name for i in subgraph.closure),
+        ]
         path = dict(zip(seen.cut.given_slots, names, strict=True))
         inside = piece.part.phase not in (Phase.BEFORE, Phase.AFTER)
         there = [s for s, place in enumerate(self.stages.stages) if place == subgraph.place]

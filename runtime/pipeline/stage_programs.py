@@ -52,8 +52,7 @@ class SlotLayout:
 
     def dtype(self, slot: Slot) -> DType:
         """The dtype of the array."""
-        dtype: DType = self.physical.graph.values[slot.value].dtype
-        return dtype
+        return self.physical.graph.values[slot.value].dtype
 
     def memory_key(self, slot: Slot) -> Hashable:
         """A key that is equal for two arrays which can share memory; None for a number."""

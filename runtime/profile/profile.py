@@ -200,11 +200,15 @@ class Profile:
         """
         most = terminal_width() or WIDTH if width is None else width
         label = max(len(name) for name, _ in self.figures())
-        lines = [f"{self.plan.name} on {self.plan.placement}"]
-        lines += [f"{name:<{label}}  {text}" for name, text in self.figures()]
-        out = [fit_lines("\n".join(lines), most)]
-        out += ["", *columns(self.rows())] if self.actions else []
-        out += [measured_text(self.plan, self.step, most)] if self.step is not None else []
+        lines = [
+            f"{self.plan.name} on {self.plan.placement}",
+            *(f"{name:<{label}}  {text}" for name, text in self.figures()),
+        ]
+        out = [
+            fit_lines("\n".join(lines), most),
+            *(["", *columns(self.rows())] if self.actions else []),
+            *([measured_text(self.plan, self.step, most)] if self.step is not None else []),
+        ]
         for i, step in enumerate(self.places):
             tables = measured_text(self.plan.stages[i], step, most, self.plan.step_seconds)
             out += ["", fit_lines(place_heading(self.plan, i), most), tables]

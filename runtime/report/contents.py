@@ -73,8 +73,11 @@ def contents_html(c: Contents) -> str:
     """The short form, for notebooks."""
     parts = [heading(c.plan.name, f"on {c.plan.placement}, compiled for {c.target}", c.figures)]
     for t in c.tables:
-        parts += [f"<h3>{t.name}</h3>" if t.name else "", figures_table(t.rows, c.numbers)]
-        parts += [f'<p class="soft">{escape(t.rest)}</p>' if t.rest else ""]
+        parts += [
+            f"<h3>{t.name}</h3>" if t.name else "",
+            figures_table(t.rows, c.numbers),
+            f'<p class="soft">{escape(t.rest)}</p>' if t.rest else "",
+        ]
     for name, lines in c.remarks:
         items = "".join(f"<li>{escape(line)}</li>" for line in lines)
         parts.append(f"<h3>{escape(name)}</h3><ul>{items}</ul>")
@@ -88,7 +91,9 @@ def contents_page(c: Contents, timelines: Sequence[Timeline], beside: Sequence[M
       timelines: the schedules to draw; () for the plan's own.
       beside: the simulated step, beside the plan's estimates.
     """
-    tables = [PageTable(f"Compiled for {c.target}", [("", f"plan and {c.heading}"), *c.figures])]
-    tables += [PageTable(t.page_name, t.rows, c.numbers) for t in c.tables]
-    tables += [PageTable(name, [(name,), *((line,) for line in lines)]) for name, lines in c.remarks]
+    tables = [
+        PageTable(f"Compiled for {c.target}", [("", f"plan and {c.heading}"), *c.figures]),
+        *(PageTable(t.page_name, t.rows, c.numbers) for t in c.tables),
+        *(PageTable(name, [(name,), *((line,) for line in lines)]) for name, lines in c.remarks),
+    ]
     return plan_page(c.plan, tables=tables, timelines=timelines, beside=beside)

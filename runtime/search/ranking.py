@@ -50,9 +50,9 @@ class RankedPlan:
 
     def __str__(self) -> str:
         parts = [
-            f"{n} {of}" for n, of in ((self.stages, "stages"), (self.microbatches, "micro-batches")) if n
+            *(f"{n} {of}" for n, of in ((self.stages, "stages"), (self.microbatches, "micro-batches")) if n),
+            *([f"{self.scan_kept:.0%} kept"] if self.scan_kept else []),
         ]
-        parts += [f"{self.scan_kept:.0%} kept"] if self.scan_kept else []
         return f"{self.shape} ({', '.join(parts)})" if parts else self.shape
 
     @property

@@ -126,19 +126,6 @@ def _exact(o: Operands) -> Text:
     return _lax(o, o.eqn.name)
 
 
-def _neg(o: Operands) -> Text:
-    return Text(f"-{o.exact(0).within(UNARY)}", UNARY)
-
-
-def _not(o: Operands) -> Text:
-    return Text(f"~{o.exact(0).within(UNARY)}", UNARY)
-
-
-def _power(o: Operands) -> Text:
-    y = o.params["y"]
-    return Text(f"{o.exact(0).within(ATOM)} ** {y}", POWER)
-
-
 def _select(o: Operands) -> Text | None:
     if len(o.texts) != 3 or o.eqn.ins[0].dtype != np.bool_:
         return Text(f"lax.select_n({o.args()})")
@@ -148,40 +135,26 @@ def _select(o: Operands) -> Text | None:
     return Text(f"jnp.where({mask.code}, {yes.code}, {no.code})")
 
 
-def _convert(o: Operands) -> Text:
-    return Text(f"{o.exact(0).within(ATOM)}.astype({dtype_text(o.params['new_dtype'])})")
-
-
-def _bits(o: Operands) -> Text:
-    return Text(f"lax.bitcast_convert_type({o.arg(0)}, {dtype_text(o.params['new_dtype'])})")
-
-
-def _clamp(o: Operands) -> Text:
-    return Text(f"lax.clamp({o.args()})")
-
-
-def _round(o: Operands) -> Text:
-    return Text(f"lax.round({o.arg(0)}, {o.literal('rounding_method')})")
-
-
-def _reduce_precision(o: Operands) -> Text:
-    return Text(f"lax.reduce_precision({o.arg(0)}, {o.params['exponent_bits']}, {o.params['mantissa_bits']})")
-
-
 ELEMENTS: Mapping[str, Spelling] = {
     **dict.fromkeys(_OPERATORS, _operator),
     **dict.fromkeys(_FUNCTIONS, _function),
     **dict.fromkeys(_EXACT, _exact),
-    "neg": _neg,
-    "not": _not,
+    "neg": lambda o: Text(f"-{o.exact(0).within(UNARY)}", UNARY),
+    "not": lambda o: Text(f"~{o.exact(0).within(UNARY)}", UNARY),
     "shift_left": _shift,
     "shift_right_arithmetic": _shift,
     "shift_right_logical": _shift,
-    "integer_pow": _power,
+    "integer_pow": lambda o: Text(f"{o.exact(0).within(ATOM)} ** {o.params['y']}", POWER),
     "select_n": _select,
-    "convert_element_type": _convert,
-    "bitcast_convert_type": _bits,
-    "clamp": _clamp,
-    "round": _round,
-    "reduce_precision": _reduce_precision,
+    "convert_element_type": lambda o: Text(
+        f"{o.exact(0).within(ATOM)}.astype({dtype_text(o.params['new_dtype'])})"
+    ),
+    "bitcast_convert_type": lambda o: Text(
+        f"lax.bitcast_convert_type({o.arg(0)}, {dtype_text(o.params['new_dtype'])})"
+    ),
+    "clamp": lambda o: Text(f"lax.clamp({o.args()})"),
+    "round": lambda o: Text(f"lax.round({o.arg(0)}, {o.literal('rounding_method')})"),
+    "reduce_precision": lambda o: Text(
+        f"lax.reduce_precision({o.arg(0)}, {o.params['exponent_bits']}, {o.params['mantissa_bits']})"
+    ),
 }

@@ -133,8 +133,11 @@ def head(claim: str, body: str) -> str:
     imports += [f"from sbp.communication.bits import {bits}"] if bits else []
     said = []
     if 'given["' in body:
-        said = ["", "# What no text can say, by name: `Source.load` hands it over."]
-        said += ['given = globals().get("given", {})']
+        said = [
+            "",
+            "# What no text can say, by name: `Source.load` hands it over.",
+            'given = globals().get("given", {})',
+        ]
     return "\n".join([*doc, *imports, *said, "", ""])
 
 

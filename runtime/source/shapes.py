@@ -184,10 +184,6 @@ def _cumulative(o: Operands) -> Text:
     return Text(f"lax.{o.eqn.name}({o.arg(0)}, axis={o.params['axis']}{backwards})")
 
 
-def _rev(o: Operands) -> Text:
-    return Text(f"lax.rev({o.arg(0)}, {tuple(o.params['dimensions'])})")
-
-
 def _sort(o: Operands) -> Text:
     p = o.params
     many = len(o.texts) > 1
@@ -214,9 +210,11 @@ def _dot(o: Operands) -> Text | None:
         if i in meet:
             y[meet[i]] = x[i]
     y = [letter or next(fresh) for letter in y]
-    out = [x[i] for i in left_batch]
-    out += [x[i] for i in range(len(x)) if i not in (*left_batch, *left)]
-    out += [y[i] for i in range(len(y)) if i not in (*right_batch, *right)]
+    out = [
+        *(x[i] for i in left_batch),
+        *(x[i] for i in range(len(x)) if i not in (*left_batch, *left)),
+        *(y[i] for i in range(len(y)) if i not in (*right_batch, *right)),
+    ]
     return _einsum("".join(x), "".join(y), "".join(out), o.exact(0), o.exact(1), extra)
 
 
@@ -291,10 +289,6 @@ def _unstack(o: Operands) -> Text:
     return Text(f"jnp.unstack({o.arg(0)}{axis}){_only(o)}")
 
 
-def _split(o: Operands) -> Text:
-    return Text(f"lax.split({o.arg(0)}, {tuple(o.params['sizes'])}, axis={o.params['axis']}){_only(o)}")
-
-
 def _only(o: Operands) -> str:
     """Behind a call that gives a tuple, where that has one element."""
     return "[0]" if len(o.eqn.outs) == 1 else ""
@@ -314,17 +308,9 @@ def _random_bits(o: Operands) -> Text | None:
     return Text(f"jax.random.bits({o.arg(0)}, {shape}, jnp.uint{width})")
 
 
-def _fold_in(o: Operands) -> Text | None:
-    return None if o.shape() or o.shape(1) else Text(f"jax.random.fold_in({o.args()})")
-
-
 def _wrap(o: Operands) -> Text | None:
     name = getattr(o.params["impl"], "name", None)
     return name and Text(f'jax.random.wrap_key_data({o.arg(0)}, impl="{name}")')
-
-
-def _unwrap(o: Operands) -> Text:
-    return Text(f"jax.random.key_data({o.arg(0)})")
 
 
 def _seed(o: Operands) -> Text | None:
@@ -349,16 +335,18 @@ SHAPES: Mapping[str, Spelling] = {
     "iota": _iota,
     "pad": _pad,
     "random_bits": _random_bits,
-    "random_fold_in": _fold_in,
+    "random_fold_in": lambda o: None if o.shape() or o.shape(1) else Text(f"jax.random.fold_in({o.args()})"),
     "random_seed": _seed,
     "random_split": _random_split,
-    "random_unwrap": _unwrap,
+    "random_unwrap": lambda o: Text(f"jax.random.key_data({o.arg(0)})"),
     "random_wrap": _wrap,
     "reshape": _reshape,
-    "rev": _rev,
+    "rev": lambda o: Text(f"lax.rev({o.arg(0)}, {tuple(o.params['dimensions'])})"),
     "slice": _slice,
     "sort": _sort,
-    "split": _split,
+    "split": lambda o: Text(
+        f"lax.split({o.arg(0)}, {tuple(o.params['sizes'])}, axis={o.params['axis']}){_only(o)}"
+    ),
     "squeeze": _squeeze,
     "transpose": _transpose,
     "unstack": _unstack,

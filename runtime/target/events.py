@@ -104,8 +104,10 @@ def trace_json(
     rows, paths = rows or {}, paths or {}
     used = [track for track in TRACKS if any(e.resource == track for e in simulation.events)]
     title = f"{name}, {simulation.seconds * 1e3:.3f} ms, {simulation.exposed_seconds * 1e3:.3f} ms exposed"
-    events = [_label("process_name", 0, title)]
-    events += [_label("thread_name", tid, track) for tid, track in enumerate(used)]
+    events = [
+        _label("process_name", 0, title),
+        *(_label("thread_name", tid, track) for tid, track in enumerate(used)),
+    ]
     for e in simulation.events:
         called = rows.get(e.instruction) or paths.get(e.instruction) or e.instruction
         events.append(_complete(e, called, used.index(e.resource)))

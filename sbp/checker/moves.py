@@ -145,10 +145,7 @@ class Rates:
         return float(slowest["latency_seconds"]) + self._per(sent, slowest["bytes_per_second"])
 
     def _link(self, ranks: Sequence[int]) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = next(
-            x for x in self.hardware["links"] if len({r // x["devices"] for r in ranks}) <= 1
-        )
-        return found
+        return next(x for x in self.hardware["links"] if len({r // x["devices"] for r in ranks}) <= 1)
 
     def _groups(self, axes: Sequence[int]) -> list[list[int]]:
         groups: dict[tuple[int, ...], list[int]] = {}

@@ -5,8 +5,6 @@ message at once; run with others, its messages go with theirs, message by messag
 docs/communication.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate

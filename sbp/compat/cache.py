@@ -100,8 +100,7 @@ class ThreadCaches:
     @property
     def files(self) -> CompiledFiles | None:
         """The files of this thread, else JAX's own."""
-        found: CompiledFiles | None = getattr(self.own, "files", self.before)
-        return found
+        return getattr(self.own, "files", self.before)
 
     def get(self, key: str) -> bytes | None:
         """A request of JAX."""

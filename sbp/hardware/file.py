@@ -236,12 +236,20 @@ def hardware_text(hardware: Hardware, remarks: Mapping[str, str]) -> str:
     lines = _comment(remarks.get("", ""))
     for key in ("name", "platform", *FIGURES, "efficiency", "merges_collectives"):
         lines += [*_comment(remarks.get(key, "")), f"{key} = {_value(getattr(hardware, key))}"]
-    lines += ["", *_comment(remarks.get("matrix_flops_per_second", "")), "[matrix_flops_per_second]"]
-    lines += [f"{items[size]} = {_value(rate)}" for size, rate in hardware.flops_per_second]
-    lines += ["", *_comment(remarks.get("links", ""))] if hardware.links else []
+    lines += [
+        "",
+        *_comment(remarks.get("matrix_flops_per_second", "")),
+        "[matrix_flops_per_second]",
+        *(f"{items[size]} = {_value(rate)}" for size, rate in hardware.flops_per_second),
+        *(["", *_comment(remarks.get("links", ""))] if hardware.links else []),
+    ]
     for link in hardware.links:
-        lines += ["[[links]]", *([f"devices = {link.devices}"] if link.devices != ANY else [])]
-        lines += [*(f"{key} = {_value(getattr(link, key))}" for key in LINK), ""]
+        lines += [
+            "[[links]]",
+            *([f"devices = {link.devices}"] if link.devices != ANY else []),
+            *(f"{key} = {_value(getattr(link, key))}" for key in LINK),
+            "",
+        ]
     lines += _comment(remarks.get("collectives", ""))
     for kind, c in hardware.curves:
         lines += ["[[collectives]]", f'kind = "{kind}"', f"devices = {c.ranks}", f"groups = {c.groups}"]

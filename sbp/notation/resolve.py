@@ -191,8 +191,10 @@ def _not_a_prefix(prefix: Prefix, tree: PyTree, where: str) -> Problem:
     there = f"one tensor, {tree.dtype}{list(tree.shape)}" if leaf else _describe(tree)
     why = f"{_describe(prefix)} stands for {there}: signatures are a pytree prefix, so containers must match"
     if isinstance(prefix, dict) and isinstance(tree, dict):
-        odd = [f"{k!r} is not there" for k in prefix if k not in tree]
-        odd += [f"{k!r} has no entry" for k in tree if k not in prefix]
+        odd = [
+            *(f"{k!r} is not there" for k in prefix if k not in tree),
+            *(f"{k!r} has no entry" for k in tree if k not in prefix),
+        ]
         why = ", ".join(odd) or why
     return Problem(
         "signature",

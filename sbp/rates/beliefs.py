@@ -146,8 +146,10 @@ def _tabled_seconds(
     rates, share = _rates(chip, key or "bf16")
     step = 1 if key is not None else 2  # the table of bfloat16 in bytes
     point = batch, m * scale, n * scale, k * scale
-    corners = [_around(batch, 1, MOST_BATCH)]
-    corners += [_around(x, LEAST_DIM * step, MOST_DIM * step) for x in point[1:]]
+    corners = [
+        _around(batch, 1, MOST_BATCH),
+        *(_around(x, LEAST_DIM * step, MOST_DIM * step) for x in point[1:]),
+    ]
     total = weights = 0.0
     for corner in itertools.product(*corners):
         weight = 1.0 / (1.0 + math.fsum((a - x) ** 2 for a, x in zip(corner, point, strict=True)))

@@ -179,8 +179,10 @@ def _ragged_letters(op: Op) -> tuple[Letters, Letters, Letters]:
     for d in numbers.rhs_group_dimensions:
         right[d] = None
     used = (*rc, *rb, *numbers.rhs_group_dimensions)
-    free = [left[d] for d in range(len(left)) if d not in (*lc, *lb)]
-    free += [right[d] for d in range(len(right)) if d not in used]
+    free = [
+        *(left[d] for d in range(len(left)) if d not in (*lc, *lb)),
+        *(right[d] for d in range(len(right)) if d not in used),
+    ]
     by_group: list[str | None] = [None] if ragged in lc else []
     return tuple(left), tuple(right), (*by_group, *(left[d] for d in lb), *free)
 

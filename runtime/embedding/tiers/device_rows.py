@@ -4,8 +4,6 @@ Each device reads and writes what it has: nothing is sent between devices, and o
 the rows of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -149,10 +147,9 @@ class DeviceRows:
     def _mapped(self, body: Callable[..., Any], args: int) -> Callable[..., Any]:
         """A body that every device runs on what it has; all that it takes and gives is split along rows."""
         spec = partition_spec(self.sharding.spec[0])
-        mapped: Callable[..., Any] = jax.shard_map(
+        return jax.shard_map(
             body, mesh=self.sharding.mesh, in_specs=(spec,) * args, out_specs=spec, check_vma=False
         )
-        return mapped
 
     @cached_property
     def _reader(self) -> Callable[..., tuple[jax.Array, ...]]:

@@ -1,7 +1,5 @@
 """Segments as one: the newest row of each key, a part at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

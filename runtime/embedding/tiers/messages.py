@@ -1,7 +1,5 @@
 """What can be wrong with tiers and their stores, in words."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

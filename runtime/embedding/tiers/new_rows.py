@@ -1,7 +1,5 @@
 """Rows of keys that nobody has written yet: as tables and their optimizer begin."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The stores of a table: one for each part of its keys, so that processes can share them out anew."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path

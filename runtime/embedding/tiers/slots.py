@@ -7,8 +7,6 @@ A table is cut into parts, and so are the keys, by their bits: a key has a slot 
 lies on the devices of one process, which has the store of its rows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One table over three tiers: devices, host and disk. A row is newest on the devices, then on the host."""
 
-from __future__ import annotations
-
 import base64
 import threading
 import time
