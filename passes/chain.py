@@ -351,8 +351,7 @@ def keep_sums_apart(s: Whole) -> Ordered:
     where = find_places(s.graph, placements)
     graph = split_sums(s.graph, where, find_order(s.graph, where, wanted))
     where = find_places(graph, placements)
-    whole = replace(s, graph=graph)
-    return Ordered(**vars(whole), where=where, order=find_order(graph, where, wanted))
+    return Ordered(**vars(replace(s, graph=graph)), where=where, order=find_order(graph, where, wanted))
 
 
 def plan_placements(s: Ordered) -> Planned:
@@ -365,8 +364,7 @@ def choose_schedule(s: Planned) -> Scheduled:
     """Makes the schedule that is asked for, or looks for one."""
     r = s.request
     schedule, remarks = schedule_for(s.stages, r.schedule, r.terms.memory_limit_bytes)
-    request = replace(r, notes=(*r.notes, *remarks))
-    return Scheduled(**vars(replace(s, request=request)), schedule=schedule)
+    return Scheduled(**vars(replace(s, request=replace(r, notes=(*r.notes, *remarks)))), schedule=schedule)
 
 
 def write_stages(s: Scheduled) -> Staged:

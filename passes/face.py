@@ -83,8 +83,7 @@ class Plan(PlanData):
         Raises:
           ArgumentError: for another suffix, and for a profile of another program.
         """
-        found = self._choices(path, choices, time_limit)
-        files.save_plan(self, path, found, profile)
+        files.save_plan(self, path, self._choices(path, choices, time_limit), profile)
 
     def __reduce__(self) -> tuple[Callable[[str], Plan], tuple[str]]:
         """A plan is pickled as it is saved: without the program, which cannot leave its process."""

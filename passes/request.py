@@ -150,8 +150,7 @@ class Request:
         """The same, whose time begins now, in one of so many parts that share the limit."""
         limit = self.terms.time_limit_seconds
         limit = None if limit is None else limit / parts
-        terms = replace(self.terms, time_limit_seconds=limit)
-        return replace(self, terms=terms, effort=until_over(limit))
+        return replace(self, terms=replace(self.terms, time_limit_seconds=limit), effort=until_over(limit))
 
     @property
     def limit_bytes(self) -> float:

@@ -104,8 +104,7 @@ def _accumulated(
         return leaves, weight
 
     trees: list[TreeDef] = []
-    first = jax.tree.map(lambda x: x[0], parts)
-    leaves, weight = jax.eval_shape(one, np.int32(0), first)
+    leaves, weight = jax.eval_shape(one, np.int32(0), jax.tree.map(lambda x: x[0], parts))
     tree = trees[0]
     ways = ["mean"] * len(leaves) if callable(reduce) else _ways(reduce, tree)
     raise_all([p for w, x in zip(ways, leaves, strict=True) if w == "rows" for p in _rowless(x, parts, n)])

@@ -169,8 +169,7 @@ def valid_length(size: int, axes: Sequence[int], hierarchy: Sequence[int], coord
 
 def offset(size: int, axes: Sequence[int], hierarchy: Sequence[int], coords: Sequence[int]) -> int:
     """The logical position of the first row of a shard, on the device at `coords`."""
-    sizes = chunk_sizes(size, axes, hierarchy)
-    return sum(coords[axis] * c for axis, c in zip(axes, sizes, strict=True))
+    return sum(coords[axis] * c for axis, c in zip(axes, chunk_sizes(size, axes, hierarchy), strict=True))
 
 
 def is_padded(size: int, axes: Sequence[int], hierarchy: Sequence[int]) -> bool:

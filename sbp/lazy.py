@@ -81,8 +81,7 @@ def dense(grad: jax.Array, *rest: jax.Array, update: Update) -> list[jax.Array]:
     touched = jnp.any(grad != 0, axis=tuple(range(1, grad.ndim)))
 
     def chosen(after: jax.Array, before: jax.Array) -> jax.Array:
-        flags = touched.reshape(touched.shape + (1,) * (after.ndim - touched.ndim))
-        return jnp.where(flags, after, before)
+        return jnp.where(touched.reshape(touched.shape + (1,) * (after.ndim - touched.ndim)), after, before)
 
     kept = [chosen(n, o) if by_row(o.shape, grad.shape) else n for n, o in zip(new, old, strict=True)]
     return [chosen(added, jnp.zeros((), added.dtype)), *kept]

@@ -64,8 +64,7 @@ class Placement:
         """The ranks that exchange data along `axes`: one row per group, row-major over `axes`."""
         grid = np.asarray(self.ranks).reshape(self.shape)
         rest = [a for a in range(self.ndim) if a not in axes]
-        group = math.prod(self.shape[a] for a in axes)
-        return grid.transpose(*rest, *axes).reshape(-1, group)
+        return grid.transpose(*rest, *axes).reshape(-1, math.prod(self.shape[a] for a in axes))
 
     def split(self, axis: int | str) -> list[Placement]:
         """The sub-placements along one axis (pipeline stages).
@@ -317,8 +316,7 @@ def _grid(ranks: ArrayLike | None, shape: Sequence[int] | None) -> NDArray[np.in
     if ranks is None and shape is None:
         raise _problem("neither ranks nor shape", "one of them", "the devices must be named", "shape=(8,)")
     if ranks is not None and _is_shape(ranks):
-        sizes = ranks if isinstance(ranks, tuple) else (ranks,)
-        devices = list(map(int, sizes))
+        devices = list(map(int, ranks if isinstance(ranks, tuple) else (ranks,)))
         raise _problem(
             repr(ranks),
             "nested lists of ranks, or shape=",

@@ -255,5 +255,4 @@ def _grown(
 ) -> float:
     """Bytes of a shard once the dim that is to be split is padded to g chunks."""
     size, chunks = frame(move, new, shape, hierarchy)
-    g = math.prod(hierarchy[a] for a in move.axes)
-    return before * (g * chunks[-1] / size) if size else 0.0
+    return before * (math.prod(hierarchy[a] for a in move.axes) * chunks[-1] / size) if size else 0.0

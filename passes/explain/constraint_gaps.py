@@ -76,8 +76,7 @@ def constraint_gaps(plan: PlanData) -> tuple[ConstraintGap, ...]:
 
 
 def _tensors(physical: Physical, at: Sequence[tuple[int, object]]) -> tuple[str, ...]:
-    names = dict.fromkeys(f"{physical.graph.values[v]} at {source}" for v, source in at)
-    return tuple(names)[:MOST_NAMES]
+    return tuple(dict.fromkeys(f"{physical.graph.values[v]} at {source}" for v, source in at))[:MOST_NAMES]
 
 
 def _waiting(physical: Physical, network: Network, steps: TimedSteps) -> Iterator[ConstraintGap]:

@@ -45,8 +45,7 @@ def _raise(entry: str, error: Exception) -> NoReturn:
         raise_internal(entry, error)
     except InternalError as fault:
         if fault.program is None:
-            frames = (*_frames(fault), *_frames(error))
-            fault.program = next(filter(None, map(_program, frames)), None)
+            fault.program = next(filter(None, map(_program, (*_frames(fault), *_frames(error)))), None)
             fault.entry = "lower" if entry.endswith(".lower") else "plan"
         raise
 

@@ -228,8 +228,7 @@ def _largest(plan: PlanData, live: Sequence[Live], lines: bool = False) -> str:
 
 def _shown(largest: Sequence[str], count: int) -> str:
     """The first of so many texts."""
-    more = [f"{count - SHOWN} smaller"] if count > SHOWN else []
-    return ", ".join([*largest[:SHOWN], *more])
+    return ", ".join([*largest[:SHOWN], *([f"{count - SHOWN} smaller"] if count > SHOWN else [])])
 
 
 def _advice(plan: PlanData, live: Sequence[Live]) -> str:

@@ -156,5 +156,4 @@ def is_gone(c: Collective, sent: Sequence[SentAt] | None, plan: PlanData) -> boo
     if sent is None or any(s.key == (c.kind, c.source, c.shape) for s in sent):
         return False
     before = sum(x.seconds for x in plan.collectives if (x.kind, x.shape) == (c.kind, c.shape))
-    after = sum(s.seconds for s in sent if (s.kind, s.shape) == (c.kind, c.shape))
-    return after <= before - c.seconds / 2
+    return sum(s.seconds for s in sent if (s.kind, s.shape) == (c.kind, c.shape)) <= before - c.seconds / 2

@@ -294,8 +294,7 @@ class Evaluator:
         if op.name == "conv_general_dilated":
             return CALL_SECONDS
         if isinstance(step, Box) and op.sends:
-            boxes = [x.step for x in (op, *more) if isinstance(x.step, Box)]
-            wire_bytes = sum(map(self.box_bytes, boxes))
+            wire_bytes = sum(map(self.box_bytes, [x.step for x in (op, *more) if isinstance(x.step, Box)]))
             believed = self.network.believed_seconds
             return believed(step.move.kind, step.move.axes, wire_bytes) if wire_bytes else 0.0
         if isinstance(step, Compute):
@@ -384,5 +383,4 @@ def trip_course(
     for i, op in enumerate(body.ops):
         if body.runs(i) and op.step is not None:
             taken[min(sweep.turn.born[i] + 1, len(held))] += takes(op.step)
-    begins = list(itertools.accumulate(taken))[: len(held)]
-    return TripCourse(tuple(held), tuple(begins))
+    return TripCourse(tuple(held), tuple(list(itertools.accumulate(taken))[: len(held)]))

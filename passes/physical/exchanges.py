@@ -225,8 +225,7 @@ class _Origins:
         self.physical, self.steps, self.makers = physical, physical.steps, dict[Version, list[int]]()
         graph = physical.graph
         self.inputs = {v: i for i, v in enumerate(zip(graph.inputs, physical.inputs, strict=True))}
-        consts = range(len(graph.inputs) - len(graph.consts), len(graph.inputs))
-        self.consts = {*consts}
+        self.consts = {*range(len(graph.inputs) - len(graph.consts), len(graph.inputs))}
         self.known = {*known} | self.consts
         for i, step in enumerate(physical.steps):
             for version in writes(step):

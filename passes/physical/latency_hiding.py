@@ -297,8 +297,7 @@ def hidden_order(ops: Sequence[HidingOp]) -> list[tuple[int, bool]]:
     >>> hidden_order([made, sent, other, after])
     [(0, True), (1, True), (2, True), (1, False), (3, True)]
     """
-    found = walk(_arrays(ops), EDGE_SECONDS)
-    return [(x >> 1, bool(x & 1)) for x in found[::-1].tolist()]
+    return [(x >> 1, bool(x & 1)) for x in walk(_arrays(ops), EDGE_SECONDS)[::-1].tolist()]
 
 
 def _arrays(ops: Sequence[HidingOp]) -> HidingArrays:

@@ -81,8 +81,7 @@ class _Cutting:
         self.drafts: dict[Part, _Draft] = {}
 
     def run(self) -> Cut:
-        outside = [s for s in self.physical.steps if s is not self.loop]
-        self.assign(outside, Part(Phase.AFTER, 0))
+        self.assign([s for s in self.physical.steps if s is not self.loop], Part(Phase.AFTER, 0))
         inner = self.loop.bodies[0] if self.loop is not None else ()
         first = next((p for s in inner if (p := self.part_of(s)) is not None), Part(Phase.FORWARD, 0))
         self.assign(inner, first)

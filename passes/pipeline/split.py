@@ -96,8 +96,7 @@ class Splitter:
                 if v not in stacks and self.loop is not None:
                     value, length = values[v], int(self.loop.params["length"])
                     stacks[v] = len(values)
-                    shape = (length, *value.shape)
-                    values.append(Value(len(values), shape, value.dtype, value.name))
+                    values.append(Value(len(values), (length, *value.shape), value.dtype, value.name))
         return replace(self.graph, values=tuple(values)), stacks
 
     def subgraphs(self) -> list[Subgraph]:

@@ -94,8 +94,7 @@ class _Writer:
     def __post_init__(self) -> None:
         graph = self.traced.graph
         self.editor, self.loop, self.makers = Editor(graph), loop_of(graph), graph.producers()
-        ends = [sum(self.layers[:i]) for i in range(len(self.layers) + 1)]
-        self.spans = list(pairwise(ends))
+        self.spans = list(pairwise([sum(self.layers[:i]) for i in range(len(self.layers) + 1)]))
 
     def run(self) -> UnstackedScan:
         """The program, cut."""

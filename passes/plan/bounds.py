@@ -180,8 +180,7 @@ def relaxed_bound(
     model = Model(candidates, boundary, boxings, relaxed=True)
     network = model.build_indexed()
     ends = {x for x in (*model.inputs, *model.outputs) if x is not None}
-    sent = sum(float(model.unary[x].max()) for x in ends)
-    return solve_indexed(network, effort=effort).bound - sent
+    return solve_indexed(network, effort=effort).bound - sum(float(model.unary[x].max()) for x in ends)
 
 
 def least_seconds(candidates: Candidates, boxings: Boxings) -> float:

@@ -49,8 +49,7 @@ class FlatNetwork(NamedTuple):
     def cells(self) -> int:
         """Cells of the tables that a sweep goes through."""
         sizes = self.sizes
-        ends = np.repeat(sizes, np.diff(self.first))
-        return int((ends * sizes[self.other]).sum())
+        return int((np.repeat(sizes, np.diff(self.first)) * sizes[self.other]).sum())
 
     def split(self, values: Table) -> list[Table]:
         """Views of an array over all states, one per node."""
@@ -140,8 +139,7 @@ def ranges(starts: Indices, lengths: Indices) -> Indices:
     >>> ranges(np.array([5, 0]), np.array([2, 3]))
     array([5, 6, 0, 1, 2])
     """
-    before = np.cumsum(lengths) - lengths
-    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
+    return np.repeat(starts - (np.cumsum(lengths) - lengths), lengths) + np.arange(int(lengths.sum()))
 
 
 def combinations(sizes: tuple[int, ...]) -> Indices:

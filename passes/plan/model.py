@@ -209,8 +209,7 @@ class Model:
         traffic = self.c.traffic.get(node.id)
         key = id(strategies), times, traffic
         if key not in self.costs:
-            network = self.boxings.network
-            seconds = seconds_of(self.graph, node, strategies, network, traffic, self.shards)
+            seconds = seconds_of(self.graph, node, strategies, self.boxings.network, traffic, self.shards)
             self.costs[key] = times * np.array(seconds)
         variable = self.variable(strategies, self.costs[key])
         self.nodes[node.id] = variable

@@ -260,8 +260,7 @@ class IndexedNetwork:
             if key not in known:
                 known[key] = table.dense(kept[i], kept[j])
             edges.append((i, j, known[key]))
-        unary = (x[k] for x, k in zip(self.unary, kept, strict=True))
-        return CostNetwork(tuple(unary), tuple(edges))
+        return CostNetwork(tuple(x[k] for x, k in zip(self.unary, kept, strict=True)), tuple(edges))
 
     @cached_property
     def _whole(self) -> CostNetwork:

@@ -298,8 +298,7 @@ class RecomputingModel(RoomModel):
             nowhere = np.array([nd is NOWHERE for nd in signatures], dtype=np.bool_)
             whole = (B,) * self.c.placement.ndim
             some = tuple(whole if nd is NOWHERE else nd for nd in signatures)
-            found = (some, nowhere) if nowhere.any() else (signatures, None)
-            self.columns[key] = *found, signatures
+            self.columns[key] = *((some, nowhere) if nowhere.any() else (signatures, None)), signatures
         some, is_nowhere = self.columns[key][:2]
         return some, is_nowhere
 

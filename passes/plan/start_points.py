@@ -94,8 +94,7 @@ def _starts_among(
 def states_of(model: Model, network: CostNetwork, chosen: ChosenSignatures) -> tuple[int, ...]:
     """The cheapest states of a model in which all ops have the signatures of a plan."""
     kept = as_chosen(model, chosen)
-    found = solve(restriction(network, kept))
-    return tuple(int(own[k]) for own, k in zip(kept, found.states, strict=True))
+    return tuple(int(own[k]) for own, k in zip(kept, solve(restriction(network, kept)).states, strict=True))
 
 
 def as_chosen(model: Model, chosen: ChosenSignatures) -> list[Indices]:

@@ -33,8 +33,7 @@ class Editor:
           fn: of arrays, to an array or a list of them.
           source: the user's line that the ops stand for.
         """
-        avals = [core.struct(v.shape, v.dtype) for v in map(self.operand, operands)]
-        closed = jax.make_jaxpr(fn)(*avals)
+        closed = jax.make_jaxpr(fn)(*[core.struct(v.shape, v.dtype) for v in map(self.operand, operands)])
         outs = self.builder.inline(closed.jaxpr, closed.consts, operands, source)
         nodes, self.builder.nodes = self.builder.nodes, []
         return nodes, outs

@@ -20,8 +20,7 @@ from sbp.rules import REGISTRY
 
 def _shard_map(eqn: JaxprEqn) -> ClosedJaxpr:
     """A program for several devices as one for one device."""
-    call = ShardMap(*core.shard_map_specs(eqn.params))
-    return on_one_device(call, core.operands_of(eqn))
+    return on_one_device(ShardMap(*core.shard_map_specs(eqn.params)), core.operands_of(eqn))
 
 
 def _while(eqn: JaxprEqn) -> ClosedJaxpr | None:

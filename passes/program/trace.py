@@ -212,8 +212,7 @@ def _source(eqn: JaxprEqn, at: Source) -> Source:
     """The user's line of an equation, else that of the call around it; scopes are joined."""
     own = core.user_line(eqn.source_info)
     line = own or ((at.file, at.line) if at.file else core.any_line(eqn.source_info))
-    inner = core.scope_of(eqn.source_info)
-    scope = "/".join(s for s in (at.scope, inner) if s)
+    scope = "/".join(s for s in (at.scope, core.scope_of(eqn.source_info)) if s)
     info = core.inlined_source(at.info, eqn.source_info, own is not None or not at.file)
     return Source(*(line or ("", 0)), scope, info)
 

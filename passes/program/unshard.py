@@ -194,8 +194,7 @@ def _blocks(x: jax.Array, spec: MeshAxes, sizes: Mapping[str, int]) -> jax.Array
             n //= sizes[name]
         shape.append(n)
     lead = [place[name] for name in sizes if name in place]
-    rest = [d for d in range(len(shape)) if d not in lead]
-    return x.reshape(shape).transpose([*lead, *rest])
+    return x.reshape(shape).transpose([*lead, *[d for d in range(len(shape)) if d not in lead]])
 
 
 def _whole(x: jax.Array, spec: MeshAxes, sizes: Mapping[str, int]) -> jax.Array:

@@ -98,8 +98,7 @@ def joined_parts(
     for place, part in enumerate(parts):
         roots.append(group)
         own = len(part["groups"]["kind"]) if "groups" in part else 1
-        moved = _Moved(group, own, sent, row, tensor, place)
-        found.append(moved.part(part, place_heading(plan, place)))
+        found.append(_Moved(group, own, sent, row, tensor, place).part(part, place_heading(plan, place)))
         lines.update(part.get("lines", {}))
         group, sent = group + own, sent + len(found[-1]["sent"]["kind"])
         row, tensor = row + len(part["rows"]["kind"]), tensor + len(found[-1]["tensors"]["name"])

@@ -124,8 +124,7 @@ def _rest(rows: Sequence[Cells], step: MeasuredStep) -> list[str]:
 
 def _smaller(plan: PlanData, step: MeasuredStep) -> list[str]:
     left = _groups(plan, step)[ROWS:]
-    seconds = seconds_text(sum(g.seconds for g in left))
-    return [f"  and {len(left)} smaller: {seconds}"] if left else []
+    return [f"  and {len(left)} smaller: {seconds_text(sum(g.seconds for g in left))}"] if left else []
 
 
 def _narrowed(rows: Sequence[Cells], width: int) -> list[Cells]:

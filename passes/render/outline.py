@@ -110,8 +110,7 @@ class Outline:
     @cached_property
     def arguments(self) -> Mapping[int, str]:
         """What values are called that the program is given."""
-        given = (v for v, _ in self.program["inputs"])
-        found = dict(zip(given, self.paths, strict=False))
+        found = dict(zip((v for v, _ in self.program["inputs"]), self.paths, strict=False))
         for step in self.casts.values():
             path = found.get(step["reads"][0][0])
             found.update({v: path for v, _ in step["writes"]} if path is not None else {})
@@ -168,8 +167,7 @@ class Outline:
         self, found: Sequence[OutlineItem], marks: Sequence[frozenset[str]]
     ) -> list[tuple[str, list[OutlineItem]]]:
         """Items by the layers whose weights they read."""
-        functions = list(map(self.function, found))
-        runs = layer_runs(marks, functions, list(map(self.reads_unnumbered, found)))
+        runs = layer_runs(marks, list(map(self.function, found)), list(map(self.reads_unnumbered, found)))
         return [(mark, [found[k] for k in part]) for mark, part in runs]
 
     @cached_property

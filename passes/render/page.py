@@ -79,8 +79,7 @@ def _stages(plan: PlanData) -> Iterator[str]:
 def _place(plan: PlanData, place: int) -> list[str]:
     """One placement: its collectives, its picture, its arguments and results."""
     p = plan.stages[place]
-    drawn = [picture(plan_svg(p))] if p.has_program else []
-    return [*table(p), *drawn, *signatures(p, plan)]
+    return [*table(p), *([picture(plan_svg(p))] if p.has_program else []), *signatures(p, plan)]
 
 
 def short(body: Iterable[str]) -> str:

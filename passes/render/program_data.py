@@ -67,8 +67,7 @@ class _Writer:
 
     @cached_property
     def takes(self) -> Evaluator:
-        network = Network(self.plan.placement, self.plan.hardware)
-        return Evaluator(self.physical, network, self.plan.donated)
+        return Evaluator(self.physical, Network(self.plan.placement, self.plan.hardware), self.plan.donated)
 
     @cached_property
     def rows(self) -> dict[tuple[int, int], int]:
@@ -168,8 +167,7 @@ class _Writer:
         if (x := work.product) is None:
             said["flops"] = work.flops
         else:
-            itemsize = max(map(core.itemsize, x.dtypes))
-            said["product"] = [x.batch, x.m, x.n, x.k, itemsize]
+            said["product"] = [x.batch, x.m, x.n, x.k, max(map(core.itemsize, x.dtypes))]
         sends = [
             {
                 "kind": t.kind,

@@ -192,6 +192,5 @@ def ranged_marks(marks: Iterable[str]) -> str:
                 runs[-1].append(n)
             else:
                 runs.append([n])
-        parts = [f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs]
-        said.append(f"{head}[{', '.join(parts)}]")
+        said.append(f"{head}[{', '.join([f'{r[0]}-{r[-1]}' if len(r) > 1 else str(r[0]) for r in runs])}]")
     return " + ".join(said)

@@ -77,8 +77,7 @@ def _placed(graph: nx.DiGraph, most: int) -> Arrangement:
     lanes: list[tuple[str, Spot]] = []
     x = 0.0
     for lane in lanes_of(graph):
-        members = [n for n, of in graph.nodes(data="lane") if of == lane]
-        rows = _rows(graph, members, most)
+        rows = _rows(graph, [n for n, of in graph.nodes(data="lane") if of == lane], most)
         width = max(len(row) for row in rows) * (WIDTH + GAP) - GAP
         y = TOP
         for row in reversed(rows) if lane == "backward" else rows:

@@ -112,8 +112,7 @@ def step_timelines(
             name = f"{trip} of {loop.step['name']} at {loop.step['at']}" + (
                 f", of {times}" if times > 1 else ""
             )
-            ran = (*timeline["kernels"], *timeline["sent"])
-            length = max((end for _, end, _ in ran), default=0.0)
+            length = max((end for _, end, _ in (*timeline["kernels"], *timeline["sent"])), default=0.0)
             if length and len(found) <= MOST_TRIPS:
                 drawn.opened.setdefault(id(loop.step), len(found))
                 lanes = drawn.timeline(name, timeline, bodies[k], length)

@@ -62,8 +62,7 @@ class LineTargets:
 
     @cached_property
     def _given(self) -> Mapping[int, int]:
-        paths = len(self.plan.in_paths)
-        return {v: i for i, v in enumerate(self.physical.graph.inputs[:paths])}
+        return {v: i for i, v in enumerate(self.physical.graph.inputs[: len(self.plan.in_paths)])}
 
     def key(self, v: int) -> Key | None:
         """With what a tensor is held; None for one that no user can hold by itself."""

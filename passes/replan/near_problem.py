@@ -178,8 +178,7 @@ class NearProblem:
             for (i, j, table), v in zip(self.network.edges, self.model.edge_values, strict=True)
             if free[i] or free[j]
         )
-        network = replace(self.network, unary=tuple(unary), edges=tuple(edges))
-        return NearNetwork(network.dense(kept), kept)
+        return NearNetwork(replace(self.network, unary=tuple(unary), edges=tuple(edges)).dense(kept), kept)
 
     def _table(self, table: IndexedTable, v: int, banned: Ban) -> IndexedTable:
         """An edge's table; what brings a value by a move that is banned is infinite."""
@@ -228,8 +227,7 @@ class NearProblem:
 
     def state_signatures(self, variable: int) -> Sequence[NdSbp]:
         """Per state of a variable, how its tensor lies: of an op, what its annotation gives."""
-        states = self.model.states[variable]
-        return [s if isinstance(s, tuple) else s.results[0] for s in states]
+        return [s if isinstance(s, tuple) else s.results[0] for s in self.model.states[variable]]
 
     def signatures(self, target: Target) -> list[NdSbp]:
         """Those that all tensors of a target can have."""
@@ -267,8 +265,7 @@ def with_annotations(graph: Graph, held: Mapping[int, NdSbp | None]) -> Graph:
                 if v in held:
                     fresh[v] = len(values)
                     values.append(Value(len(values), values[v].shape, values[v].dtype, values[v].name))
-            outputs = tuple(fresh.get(v, v) for v in node.outputs)
-            out.append(replace(node, outputs=outputs, bodies=bodies))
+            out.append(replace(node, outputs=tuple(fresh.get(v, v) for v in node.outputs), bodies=bodies))
             for v, made in fresh.items():
                 pin = {"pin": Pin(held[v], None, None)}
                 # Of the same stage as the op: in a pipeline the value stays where it is made.

@@ -257,8 +257,7 @@ class _Choice:
         ops, others = self.ops, self.others()
         ends = {**self.ends, **{v: c.off for v, c in others.items() if c.off is not None}}
         region = _Region((self.step, *self.inside), self.chosen, others, ends)
-        used = [i for v in ends for i in ops.uses.get(v, ())]
-        at = min([*used, max(ops.position[v] for v in ends)])
+        at = min([*[i for v in ends for i in ops.uses.get(v, ())], max(ops.position[v] for v in ends)])
         if any(ops.position.get(x, -1) >= at for x in (*region.inputs, self.flag)):
             return None
 

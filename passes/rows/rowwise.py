@@ -60,8 +60,7 @@ class SplitWalk:
         """How an op runs, or None if it would have to talk."""
         rule = node.rule
         operands = [self.graph.operand(x).shape for x in node.inputs]
-        results = [self.graph.values[v].shape for v in node.outputs]
-        op = op_of(self.graph, node, operands, results, GROUP)
+        op = op_of(self.graph, node, operands, [self.graph.values[v].shape for v in node.outputs], GROUP)
         if all(self.of(x) == B for x in node.inputs):
             return all_broadcast(op)
         if rule is None or node.bodies:
@@ -91,8 +90,7 @@ class SplitWalk:
         if row is None:
             return False
         self.rows[node.id] = row
-        whole = [B if s == P else s for s in row.results]
-        self.signatures.update(zip(node.outputs, whole, strict=True))
+        self.signatures.update(zip(node.outputs, [B if s == P else s for s in row.results], strict=True))
         rule = node.rule
         plain = node.op == "broadcast_in_dim" or (rule is not None and rule.pointwise)
         if plain and node.inputs and all(map(self.even, node.inputs)):

@@ -116,8 +116,7 @@ def add_floor(pool: Pool, clock: Clock, asked: Boundary, donated: tuple[int, ...
       Infeasible: if what the user asks for needs signatures that differ from axis to axis.
     """
     axes = clock.candidates.placement.ndim
-    few = axes_alike(clock.candidates, (tuple(range(axes)),))
-    model = Model(few, asked, clock.boxings)
+    model = Model(axes_alike(clock.candidates, (tuple(range(axes)),)), asked, clock.boxings)
     space = Space(model, model.build(), clock, donated)
     seeds = [*plain_seeds(axes), *((use,) * axes for use in FITTING)]
     for unary, name in (

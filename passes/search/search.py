@@ -220,8 +220,7 @@ class Search:
         given = self.candidates, self.asked, self.boxings, r.donated, r.limit_bytes, r.terms.progress
         whole, few = LimitedProblem(*given, recomputes=r.whole_step), self.few(fastest, self.edge_cells)
         problems = [] if few is self.candidates else [replace(whole, candidates=few, proves=False)]
-        careful = replace(whole, by_chain=True, proves=False)
-        return [*problems, whole, *([careful] if r.whole_step else [])]
+        return [*problems, whole, *([replace(whole, by_chain=True, proves=False)] if r.whole_step else [])]
 
     def tried_out(self, found: PlanCandidate | SmallestPeak) -> PlanCandidate | SmallestPeak:
         """The same, or what is shorter and fits in a program so small that all plans can be looked at."""

@@ -29,8 +29,7 @@ def is_of_one(sharding: object) -> TypeGuard[NamedSharding]:
 
 def spread_sharding(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
     """The sharding of such an array over the devices of all processes: split as often as a dim allows."""
-    platform = sharding.mesh.devices.flat[0].platform
-    devices = sorted(jax.devices(platform), key=lambda d: d.process_index)
+    devices = sorted(jax.devices(sharding.mesh.devices.flat[0].platform), key=lambda d: d.process_index)
     mesh = Mesh(np.array(devices, dtype=object).reshape(jax.process_count(), -1), ("process", "device"))
     for axes in (("process", "device"), ("process",)):
         parts = int(np.prod([mesh.shape[a] for a in axes]))
@@ -50,8 +49,7 @@ def spread_leaf(x: Leaf, engine: TransferEngine) -> Leaf:
 
 def gather_leaf(x: Leaf, sharding: NamedSharding, dtype: DType, engine: TransferEngine) -> jax.Array:
     """A leaf that was restored spread, under the wanted sharding."""
-    transfer = StageTransfer(x.shape, dtype, x.sharding, sharding)
-    found = engine.send(x, transfer)
+    found = engine.send(x, StageTransfer(x.shape, dtype, x.sharding, sharding))
     return absent(x.shape, sharding, dtype) if found is None else found
 
 

@@ -89,8 +89,7 @@ def selection(path: Path, leaves: Sequence[LeafRecord], request: RestoreRequest)
     if differs := list(_differences(saved, leaves_of(asked))):
         raise CheckpointError(messages.other_state(path, differs))
     by_path = {x.path.removeprefix(prefix): x for x in records}
-    in_order = tuple(by_path[p] for p, _ in leaves_of(asked))
-    return Selection(asked, in_order, keys, to)
+    return Selection(asked, tuple(by_path[p] for p, _ in leaves_of(asked)), keys, to)
 
 
 def part_of(

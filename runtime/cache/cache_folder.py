@@ -110,8 +110,7 @@ class CompiledFolder:
     def put(self, key: str, value: bytes) -> None:
         """Stores the program of a key."""
         name = self._name(key)
-        digest = trust.digest(self.folder.key, *self._signed(name, value))
-        self.folder.write(name, digest + value)
+        self.folder.write(name, trust.digest(self.folder.key, *self._signed(name, value)) + value)
 
     def _signed(self, name: str, value: bytes) -> tuple[bytes, ...]:
         """The signed bytes: with the name, so that no file passes for another one of the folder."""

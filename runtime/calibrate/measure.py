@@ -259,8 +259,7 @@ def _products(bench: _Bench) -> Iterator[tuple[str, tuple[tuple[int, float], ...
         found: list[tuple[int, float]] = []
         with jax.enable_x64(of == "float64"):
             for side in bench.effort.sides:
-                x = jnp.full((side, side), 1 / side, dtype)
-                taken = bench.seconds(lambda v: v @ v, x)
+                taken = bench.seconds(lambda v: v @ v, jnp.full((side, side), 1 / side, dtype))
                 found.append((side, 2 * side**3 / taken))
                 if taken > bench.effort.slow_seconds:
                     break
@@ -270,8 +269,7 @@ def _products(bench: _Bench) -> Iterator[tuple[str, tuple[tuple[int, float], ...
 def _memory(bench: _Bench) -> float:
     """Bytes per second that are read and written by an op on a large array."""
     count = bench.effort.stream_bytes // 4
-    taken = bench.seconds(lambda v: v * 1.0001 + 0.5, jnp.ones(count, jnp.float32))
-    return 8 * count / taken
+    return 8 * count / bench.seconds(lambda v: v * 1.0001 + 0.5, jnp.ones(count, jnp.float32))
 
 
 def _vector(bench: _Bench) -> float:

@@ -130,5 +130,4 @@ def _shape(words: str) -> tuple[int, ...]:
     >>> _shape("float32[64, 256]"), _shape("int")
     ((64, 256), ())
     """
-    inner = words.partition("[")[2].rstrip("]")
-    return tuple(int(n) for n in inner.split(",") if n.strip())
+    return tuple(int(n) for n in words.partition("[")[2].rstrip("]").split(",") if n.strip())

@@ -323,8 +323,7 @@ def _index(folder: Path) -> set[int | None]:
       CheckpointError: if a store that may list late does not answer.
     """
     try:
-        found = json.loads(files.read(folder / INDEX))["steps"]
-        return {s for s in found if isinstance(s, int)}
+        return {s for s in json.loads(files.read(folder / INDEX))["steps"] if isinstance(s, int)}
     except FileNotFoundError:
         return set()
     except OSError as e:

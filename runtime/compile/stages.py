@@ -53,8 +53,7 @@ class Signatures:
 
     def on(self, placement: Placement) -> tuple[list[NdSbp | None], list[NdSbp | None], list[Problem]]:
         """Signatures of all leaves of arguments and results on a placement, and the problems."""
-        paths = self.traced.in_paths
-        ins, wrong = self.in_sbp.resolve(self.args, self.kwargs, paths, placement)
+        ins, wrong = self.in_sbp.resolve(self.args, self.kwargs, self.traced.in_paths, placement)
         outs, also = resolve(self.out_sbp, self.out, self.traced.out_paths, placement, "out_sbp")
         return ins, outs, [*wrong, *also]
 
@@ -77,8 +76,7 @@ class Signatures:
             fresh = [i for i in given if signed.setdefault(i, placement) == placement]
             names = {self.traced.in_paths[i] for i in fresh} | {self.traced.out_paths[i] for i in back}
             every = {*self.traced.in_paths, *self.traced.out_paths}
-            mine = [p for p in problems if (at := p.where.split(": ")[0]) in names or at not in every]
-            raise_all(mine)
+            raise_all([p for p in problems if (at := p.where.split(": ")[0]) in names or at not in every])
             kept = [ins[i] if i in fresh or not problems else None for i in given]
             return kept, [outs[i] for i in back]
 

@@ -97,8 +97,7 @@ class ExplicitProgram(ConstrainedProgram):
         """A tensor with the type that a signature is; a sum stays one, and is none by this."""
         if core.is_key(x.dtype):
             return x
-        waits = _spec(x).unreduced & self._partial(nd)
-        return reshard(x, self.type_of(x.shape, nd, unreduced=waits))
+        return reshard(x, self.type_of(x.shape, nd, unreduced=_spec(x).unreduced & self._partial(nd)))
 
     def type_of(self, shape: Sequence[int], nd: NdSbp, **partial: Any) -> NamedSharding:
         """A signature as a type; what does not divide has none, and is whole.
@@ -113,8 +112,7 @@ class ExplicitProgram(ConstrainedProgram):
 
     def _partial(self, nd: NdSbp) -> set[str]:
         """The axes along which a signature is a sum."""
-        axes = self.physical.placement.axes
-        return {a for a, s in zip(axes, nd, strict=True) if s == Partial("sum")}
+        return {a for a, s in zip(self.physical.placement.axes, nd, strict=True) if s == Partial("sum")}
 
     def compute_whole(self, step: Compute, env: Env) -> None:
         """Runs one op on whole tensors."""

@@ -109,8 +109,7 @@ class Bags:
         padded = np.pad(flat.astype(np.int32), (0, size - n))
         if weights is None:
             return cls(padded, bounds)
-        checked = _weights(weights, (n,), feature, place)
-        return cls(padded, bounds, np.pad(checked, (0, size - n)))
+        return cls(padded, bounds, np.pad(_weights(weights, (n,), feature, place), (0, size - n)))
 
     @classmethod
     def from_lengths(

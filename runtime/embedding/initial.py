@@ -227,8 +227,7 @@ def _made(stack: Stack, shard: TableShard, key: jax.Array) -> jax.Array:
 
     def piece(i: ArrayLike, out: jax.Array) -> jax.Array:
         begin = jnp.minimum(i * np.int32(rows), np.int32(n - rows))  # the last one overlaps
-        own_rows = shard.rows(begin + lax.iota(np.int32, rows))
-        values = initial_rows(stack, key, own_rows, lazily=True)
+        values = initial_rows(stack, key, shard.rows(begin + lax.iota(np.int32, rows)), lazily=True)
         own = lax.dynamic_slice_in_dim(values, shard.first[-1], columns, axis=1)
         return lax.dynamic_update_slice_in_dim(out, own, begin, 0)
 

@@ -97,8 +97,7 @@ def combine(
     terms = rows.astype(wide)
     if weights is not None:
         terms = terms * counts(present(), weights, wide)[..., None]
-    summed = add(terms)
-    return divide(summed, lambda: counts(present(), weights, wide), combiner, add).astype(rows.dtype)
+    return divide(add(terms), lambda: counts(present(), weights, wide), combiner, add).astype(rows.dtype)
 
 
 def pool(rows: jax.Array, bags: Bags | PaddedBags | ArrayLike, combiner: str | None = "mean") -> jax.Array:

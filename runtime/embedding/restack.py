@@ -132,8 +132,7 @@ class Restacking:
                 path: Any, leaf: Leaf, stack: str = stack, olds: Sequence[str] = olds, others: Any = others
             ) -> Leaf:
                 if lead_of(np.shape(leaf), self.now[stack]):
-                    sources = [self._source(at, old, path, keys) for old in olds]
-                    return take(leaf, self.now[stack], sources)
+                    return take(leaf, self.now[stack], [self._source(at, old, path, keys) for old in olds])
                 values = [other[path] for other in others]
                 if any(not np.array_equal(values[0], v) for v in values[1:]):
                     raise EmbeddingError(_not_alike(f"{keystr(at)}[{stack!r}]{keystr(path)}", values, olds))

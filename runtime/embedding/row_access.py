@@ -77,8 +77,7 @@ def read_rows(tree: PyTree, maps: Mapping[str, RowMap], stack: str, rows: NDArra
         return _reader(leaf.lead, x.shape, _sharding(x))(x, filled)[: len(rows)]
 
     leaves, tree_def = jax.tree.flatten(tree)
-    found = map(read, stack_leaves(tree, maps), leaves)
-    return jax.tree.unflatten(tree_def, list(found))
+    return jax.tree.unflatten(tree_def, list(map(read, stack_leaves(tree, maps), leaves)))
 
 
 def write_rows(

@@ -137,8 +137,7 @@ class RowMap:
 
 def map_of(lead: Sequence[int], parts: Sequence[tuple[str, int, int]], spread: Spread) -> RowMap:
     """A map of parts in any order: their names, rows and first positions."""
-    ordered = sorted(parts, key=lambda part: part[2])
-    names, rows, begins = zip(*ordered, strict=True)
+    names, rows, begins = zip(*sorted(parts, key=lambda part: part[2]), strict=True)
     return RowMap(tuple(lead), names, rows, begins, spread)
 
 

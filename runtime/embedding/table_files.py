@@ -158,8 +158,7 @@ def _write_parquet(file: Path, rows: int, pieces: Iterator[tuple[NDArray[np.int3
     writer = None
     try:
         for ids, lines in pieces:
-            columns = {name: _to_arrow(pa, _plain(x)) for name, x in lines.items()}
-            piece = pa.table({ID: ids, **columns})
+            piece = pa.table({ID: ids, **{name: _to_arrow(pa, _plain(x)) for name, x in lines.items()}})
             writer = writer or parquet.ParquetWriter(file, piece.schema)
             writer.write_table(piece)
     finally:

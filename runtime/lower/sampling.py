@@ -92,8 +92,7 @@ def _computed(graph: Graph, wanted: int, given: Mapping[int, Tensor]) -> Tensor 
     reads = {x for node in nodes for x in node.inputs if not isinstance(x, Const)} | {wanted}
     if not small or len(nodes) > MOST_OPS or not reads <= makes or any(node.bodies for node in nodes):
         return None
-    known = {v: whole(given[v]) for v in sorted(reads) if v in given}
-    return evaluate(nodes, known, [wanted])[0]
+    return evaluate(nodes, {v: whole(given[v]) for v in sorted(reads) if v in given}, [wanted])[0]
 
 
 def _needed(graph: Graph, wanted: int, given: Mapping[int, Tensor]) -> Iterable[Node]:

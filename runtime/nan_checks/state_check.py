@@ -47,8 +47,7 @@ def traits_of(state: PyTree) -> dict[str, frozenset[str]]:
             groups.setdefault(_devices_of(x), []).append((path, x))
     flags = [(group, _flags_of_all(tuple(x for _, x in group))) for group in groups.values()]
     for group, of_all in flags:  # the host waits once all devices have begun
-        rows = np.asarray(of_all)
-        found |= {path: _named(row) for (path, _), row in zip(group, rows, strict=True)}
+        found |= {path: _named(row) for (path, _), row in zip(group, np.asarray(of_all), strict=True)}
     return {path: traits for path, traits in found.items() if traits}
 
 
@@ -179,8 +178,7 @@ def _reduction(mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> Callable[..., ja
 
     def looked(*parts: jax.Array) -> Any:
         nan, infinite, zero = jnp.stack([_quick_flags(x) for x in parts]).T
-        found = jnp.stack([nan, infinite, ~zero], axis=1).astype(jnp.int32)
-        return pmax(found, mesh.axis_names) > 0
+        return pmax(jnp.stack([nan, infinite, ~zero], axis=1).astype(jnp.int32), mesh.axis_names) > 0
 
     of_all = jax.shard_map(looked, mesh=mesh, in_specs=specs, out_specs=partition_spec(), check_vma=False)
     run: Callable[..., jax.Array] = jax.jit(lambda *xs: of_all(*xs) ^ jnp.array([False, False, True]))

@@ -84,8 +84,7 @@ class StackedLeaves:
             inner = _moved(x.sharding, stage.mesh, [*_names(x.sharding.spec[0])[1:]])
             held = {s.device: s.data for s in x.addressable_shards}
             shards = [held[d] for d in inner.mesh.devices.flat if d in held]
-            shape = (part.end - part.begin, *x.shape[1:])
-            return array_of(shape, inner, shards, x.dtype)
+            return array_of((part.end - part.begin, *x.shape[1:]), inner, shards, x.dtype)
         return x[part.begin : part.end]
 
     def _is_ours(self, sharding: NamedSharding) -> bool:

@@ -55,8 +55,7 @@ def loss_text(error: BaseException) -> str:
     >>> loss_text(jax.errors.JaxRuntimeError(gone))
     'has lost another process: UNKNOWN: Gloo AllGather failed: Connection closed by peer [10.0.0.2]:4'
     """
-    said = str(error).splitlines() or [""]
-    return f"has lost another process: {_WHERE.sub('', said[0])}"
+    return f"has lost another process: {_WHERE.sub('', (str(error).splitlines() or [''])[0])}"
 
 
 Hook: TypeAlias = Callable[[type[BaseException], BaseException, TracebackType | None], object]

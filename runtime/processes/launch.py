@@ -63,8 +63,7 @@ class Restarts:
         >>> [Restarts(9, 2, 2, in_a_row=n).wait_seconds for n in (1, 2, 5, 40)]
         [1.0, 2.0, 16.0, 60.0]
         """
-        exponent = min(max(0, self.in_a_row - 1), 10)
-        return min(MOST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0**exponent)
+        return min(MOST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0 ** min(max(0, self.in_a_row - 1), 10))
 
     def after(self, index: int, lasted_seconds: float) -> Restarts | None:
         """What is left after a failure; None if it is not started again.

@@ -137,8 +137,7 @@ def _piece(run: Runnable, phase: Phase, plan: PlanData, steps: Sequence[Mapping[
       steps: of the placement's program, in the order of their numbers.
     """
     module = parse(text_of(run.run))
-    found = rows_of(run.run, plan)
-    rows = {name: tuple(c.name for c in meant) for name, meant in found.items()}
+    rows = {name: tuple(c.name for c in meant) for name, meant in rows_of(run.run, plan).items()}
     reader = ProgramReader(module, ())
     lines = LineReader(reader, origins_of(run.run), steps, PHASES_OF[phase])
     return _Piece(module.header["name"], reader, rows, lines)

@@ -218,8 +218,7 @@ class Profile:
         drawn = [picture(timeline_svg(self.timelines, self.plan.name))] if self.timelines else []
         table = [figures_table(self.rows(), NUMBERS)] if self.actions else []
         if self.step is not None:
-            shown = (part_rows, collective_rows, group_rows)
-            rows = [f(self.plan, self.step) for f in shown]
+            rows = [f(self.plan, self.step) for f in (part_rows, collective_rows, group_rows)]
             table += [figures_table(r, NUMBERS) for r in rows if len(r) > 1]
         return short([heading(self.plan.name, f"on {self.plan.placement}", self.figures()), *drawn, *table])
 

@@ -46,8 +46,7 @@ def measure_step(built: CompiledProgram, fresh: Callable[[], Sequence[Leaf]]) ->
     mesh = physical.placement.mesh
     # By identity: equal steps run at different times.
     marks = {id(step): f"{MARK}{k}" for k, (step, _) in enumerate(physical.walk())}
-    jitted = built.jit(mesh, built.key_counts, marks)
-    lowered = jitted.lower(*built.place(fresh()), *consts)
+    lowered = built.jit(mesh, built.key_counts, marks).lower(*built.place(fresh()), *consts)
     on_gpu = physical.placement.platform == "gpu"
     compiled = lowered.compile(compiler_options=dict(GPU_OPTIONS) if on_gpu else None)
     module = parse(text_of(compiled))

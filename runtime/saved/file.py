@@ -62,8 +62,7 @@ def own_version() -> str:
 
 
 def _runtime_files() -> Iterator[Path]:
-    root = Path(str(resources.files("sbp.runtime")))
-    yield from (f for f in root.rglob("*.py") if f.is_file())
+    yield from (f for f in Path(str(resources.files("sbp.runtime"))).rglob("*.py") if f.is_file())
 
 
 def made_for(devices: Sequence[JaxDevice]) -> dict[str, Any]:

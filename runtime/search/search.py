@@ -161,8 +161,7 @@ class _Run:
         shapes = self.asked.shapes(stages)
         for i, shape in enumerate(shapes, 1):
             axes = ("stage", *_axes(len(shape) - 1)) if stages else None
-            at = placement(self.asked.kind, shape=shape, axes=axes)
-            row = RankedPlan(at, stages, microbatches)
+            row = RankedPlan(placement(self.asked.kind, shape=shape, axes=axes), stages, microbatches)
             if self.over:
                 taken = f"{self.asked.seconds:.0f} s of the search were over"
                 self.rows.append(replace(row, trouble=taken))
@@ -229,8 +228,7 @@ def _words(traced_call: TracedCall, plan: Plan) -> str:
     # Parts of a stack are state where the stack is.
     state |= {path for stage in plan.stages for path in stage.in_paths if path.rpartition("[")[0] in state}
     said = [parallelism_text(stage, state) for stage in plan.stages]
-    each = max(dict.fromkeys(said), key=said.count)
-    return f"{len(said)} pipeline, each {each}"
+    return f"{len(said)} pipeline, each {max(dict.fromkeys(said), key=said.count)}"
 
 
 @public

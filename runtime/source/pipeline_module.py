@@ -110,8 +110,7 @@ class StagedModule:
         """The devices of every placement."""
         yield "MESHES = ("
         for place in self.places:
-            code = mesh(place.cut.physical.placement)
-            yield from statement("", code, 4, ",")
+            yield from statement("", mesh(place.cut.physical.placement), 4, ",")
         yield ")"
 
     def _lies(self) -> Iterator[str]:

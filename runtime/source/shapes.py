@@ -189,8 +189,7 @@ def _sort(o: Operands) -> Text:
     many = len(o.texts) > 1
     operands = f"({o.args()})" if many else o.arg(0)
     keys = f", num_keys={p['num_keys']}" if p["num_keys"] != 1 else ""
-    code = f"lax.sort({operands}, dimension={p['dimension']}, is_stable={p['is_stable']}{keys})"
-    return Text(code)
+    return Text(f"lax.sort({operands}, dimension={p['dimension']}, is_stable={p['is_stable']}{keys})")
 
 
 def _dot(o: Operands) -> Text | None:

@@ -88,8 +88,7 @@ def _table(leaves: Sequence[SpecLine], trees: Sequence[SpecTree], root: str = ""
     """
     at = 0
     while at < len(leaves):
-        found = ((t, own) for t in trees if (own := t.at(leaves, at)) is not None)
-        tree, own = next(found, (None, ""))
+        tree, own = next(((t, own) for t in trees if (own := t.at(leaves, at)) is not None), (None, ""))
         if tree is None:
             yield leaves[at].line(root)
             at += 1

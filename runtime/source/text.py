@@ -175,8 +175,7 @@ def literal(value: Any, wanted: str, given: GivenThings) -> str:
     if isinstance(value, np.ndarray) and value.size <= _FEW:
         return array(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        fields = {k: getattr(value, k) for k in value._fields}
-        return record(value, fields, wanted, given)
+        return record(value, {k: getattr(value, k) for k in value._fields}, wanted, given)
     if type(value) is tuple:
         return f"({', '.join(map(inner, value))}{',' if len(value) == 1 else ''})"
     if type(value) is list:
@@ -214,8 +213,7 @@ def array(value: Any) -> str:
     if jnp.issubdtype(value.dtype, jnp.inexact):
         flat = [number(x, value.dtype) for x in value.reshape(-1)]
         elements = _nested(flat, value.shape)
-    kind = dtype_text(value.dtype)
-    return f"np.array({elements}, {kind})"
+    return f"np.array({elements}, {dtype_text(value.dtype)})"
 
 
 def _nested(flat: list[str], shape: tuple[int, ...]) -> str:
@@ -227,5 +225,4 @@ def _nested(flat: list[str], shape: tuple[int, ...]) -> str:
 
 def kind_of(dtype: DType, shape: tuple[int, ...]) -> str:
     """A type for comments, such as `float32[8, 16]`."""
-    name = str(dtype) if core.is_key(dtype) else np.dtype(dtype).name
-    return f"{name}[{', '.join(map(str, shape))}]"
+    return f"{str(dtype) if core.is_key(dtype) else np.dtype(dtype).name}[{', '.join(map(str, shape))}]"

@@ -192,12 +192,10 @@ class Printer:
             targets = self._targets(line, scope, used)
             own = "" if line.eqn is None else line.eqn.scope
             around_it = f'with jax.named_scope("{own}"): ' if own else ""
-            before = f"{targets} = " if targets else ""
-            made = statement(around_it + before, code, indent)
+            made = statement(around_it + (f"{targets} = " if targets else ""), code, indent)
             if targets and not own and len(made[0]) > WIDTH:
                 names = items(split(targets, (", ",)), indent + 4)
-                call = statement(") = ", code, indent)
-                made = [" " * indent + "(", *names, *call]
+                made = [" " * indent + "(", *names, *statement(") = ", code, indent)]
             note = self._note(line)
             if note and len(made[-1]) + len(note) + 4 <= WIDTH:
                 made[-1] += f"  # {note}"

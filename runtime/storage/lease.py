@@ -288,8 +288,7 @@ def _created(folder: Path, number: int, holder: Holder) -> Lease | None:
 
 def _last(folder: Path, at_least: int = 0) -> tuple[int, Holder] | None:
     """The lease with the highest number; found even where a listing comes late."""
-    listed = (int(m[1]) for name in files.names(folder) if (m := _NAME.fullmatch(name)))
-    number = max((*listed, at_least))
+    number = max((*(int(m[1]) for name in files.names(folder) if (m := _NAME.fullmatch(name))), at_least))
     while files.exists(_path(folder, number + 1)):
         number += 1
     if number == 0:

@@ -53,8 +53,7 @@ def check_arrays_go_to(url: str, s3_endpoint: Callable[[], Mapping[str, str]]) -
     if url.startswith("s3://"):
         orbax()
         if not _write_arrays_to_s3(s3_endpoint):
-            version = _imported("orbax.checkpoint").__version__
-            raise CheckpointError(messages.no_arrays_there(url, version))
+            raise CheckpointError(messages.no_arrays_there(url, _imported("orbax.checkpoint").__version__))
 
 
 @functools.cache

@@ -161,8 +161,7 @@ def absent_mesh(placement: Placement, topology: Sequence[int] | None = None) -> 
         raise PlacementError(problem)
     chip = chip_of(placement)
     assert chip is not None
-    machine = "x".join(map(str, topology_of(placement, topology)))
-    devices = compile_only_devices(target_text(chip), machine)
+    devices = compile_only_devices(target_text(chip), "x".join(map(str, topology_of(placement, topology))))
     grid = np.array(devices[: placement.size], dtype=object).reshape(placement.shape)
     return Mesh(grid, placement.axes, axis_types=(AxisType.Auto,) * placement.ndim)
 

@@ -281,8 +281,7 @@ class _Walk:
         return _Begun(record, start + timing.seconds, record.times == place.times)
 
     def _done(self, x: Instruction, place: _Place) -> None:
-        name = x.operands[0]
-        begun = self._state.pending.pop(name, [])
+        begun = self._state.pending.pop(x.operands[0], [])
         if x.opcode.endswith("-update"):
             self._state.pending[x.name] = begun
         elif x.opcode == "recv-done":

@@ -94,8 +94,7 @@ def work_of(module: Module, computation: Computation, instruction: Instruction) 
             most[name] = max(most.get(name, 0.0), taken.get(position, 0.0))
         read = sum(most[name] * _itemsize(x) for name, x in operands.items())
         written = _written(fused, fused.instructions[fused.root])
-    passes = used.sorted_bytes
-    return Work(read + written + passes, used.operations, tuple(used.products), used.known)
+    return Work(read + written + used.sorted_bytes, used.operations, tuple(used.products), used.known)
 
 
 def fused_computation(module: Module, instruction: Instruction) -> Computation | None:
@@ -175,8 +174,7 @@ class _Use:
         if x.opcode in FREE or x.opcode in ("fusion", "call"):
             return
         operands = [computation.instructions[name] for name in x.operands if name in computation.instructions]
-        shapes = [array for operand in operands for array in arrays(operand.shape)[:1]]
-        products = products_of(x, shapes)
+        products = products_of(x, [array for operand in operands for array in arrays(operand.shape)[:1]])
         if products is not None:
             self.products += products
         elif x.opcode == "custom-call":

@@ -106,8 +106,7 @@ def reduction(x: jax.Array, how: str, names: Sequence[str]) -> jax.Array:
 
 def _turned(word: jax.Array) -> jax.Array:
     """Bits of floats as integers that order alike, and back: it is its own inverse."""
-    info = np.iinfo(word.dtype)
-    return jnp.where(word < 0, word ^ word.dtype.type(info.max), word)
+    return jnp.where(word < 0, word ^ word.dtype.type(np.iinfo(word.dtype).max), word)
 
 
 def owned_sum(x: jax.Array, names: Sequence[str]) -> jax.Array:

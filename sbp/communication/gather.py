@@ -109,8 +109,7 @@ def _limits(layout: Layout, index_map: Sequence[int], sizes: Sequence[int], dtyp
 
 def _legal(index: jax.Array, layout: Layout, index_map: Sequence[int], sizes: Sequence[int]) -> jax.Array:
     """Which index vectors are in bounds, logically."""
-    limits = _limits(layout, index_map, sizes, index.dtype)
-    return jnp.all((index >= 0) & (index <= limits), axis=-1)
+    return jnp.all((index >= 0) & (index <= _limits(layout, index_map, sizes, index.dtype)), axis=-1)
 
 
 def _clamped(index: jax.Array, layout: Layout, index_map: Sequence[int], sizes: Sequence[int]) -> jax.Array:
@@ -120,8 +119,7 @@ def _clamped(index: jax.Array, layout: Layout, index_map: Sequence[int], sizes: 
 
 def _per_window(flag: jax.Array, rows: jax.Array, offset_dims: Sequence[int]) -> jax.Array:
     """A flag per index vector, shaped to select among `rows`."""
-    batch = [d for d in range(rows.ndim) if d not in offset_dims]
-    return lax.broadcast_in_dim(flag, rows.shape, batch)
+    return lax.broadcast_in_dim(flag, rows.shape, [d for d in range(rows.ndim) if d not in offset_dims])
 
 
 def scatter_local(ctx: Context, x: jax.Array, index: jax.Array, updates: jax.Array) -> list[jax.Array]:

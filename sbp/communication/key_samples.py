@@ -91,5 +91,4 @@ def _buckets(leg: Leg, at: Coords, keys: NDArray[Any]) -> Sequence[NDArray[Any]]
     first = offset(size, axes, leg.outer.hierarchy, at)
     last = first + valid_length(size, axes, leg.outer.hierarchy, at)
     bounds = np.minimum(first + np.arange(leg.group + 1) * leg.chunk, last)
-    cuts = np.searchsorted(keys, bounds)
-    return [keys[a:b] for a, b in itertools.pairwise(cuts)]
+    return [keys[a:b] for a, b in itertools.pairwise(np.searchsorted(keys, bounds))]

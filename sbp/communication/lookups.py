@@ -64,8 +64,7 @@ def _exchange(ctx: Context) -> Exchange:
 
 def row_bytes(ctx: Context, dtype: DType) -> float:
     """Bytes of a row of the shard of the table, operand 0, as it travels."""
-    wire = wire_type(dtype, ctx.params["wire_dtype"])
-    return math.prod(ctx.operands[0].local[1:]) * core.itemsize(wire)
+    return math.prod(ctx.operands[0].local[1:]) * core.itemsize(wire_type(dtype, ctx.params["wire_dtype"]))
 
 
 def keys_of(ctx: Context, ids: jax.Array, layout: Layout, clips: bool) -> tuple[jax.Array, jax.Array]:

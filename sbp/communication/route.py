@@ -273,8 +273,7 @@ def along_route(
         got = _received(ctx, wide, dim, way, layer) if layer.pairs else wide
         out = _placed(ctx, out, got, dim, way, layer, zero, fill is not None)
     if out is None:
-        shape = tuple(way.height if d == dim else n for d, n in enumerate(wide.shape))
-        out = jnp.broadcast_to(zero, shape)
+        out = jnp.broadcast_to(zero, tuple(way.height if d == dim else n for d, n in enumerate(wide.shape)))
     return out
 
 

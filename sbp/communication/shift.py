@@ -29,8 +29,7 @@ def _sum_axes(operand: Layout, result: Layout, dim: int) -> tuple[int, ...]:
 
 def slice_of(params: Mapping[str, Any], dim: int) -> tuple[int, int]:
     """Where a slice starts along a dim, and its stride."""
-    strides = params["strides"] or (1,) * (dim + 1)
-    return int(params["start_indices"][dim]), int(strides[dim])
+    return int(params["start_indices"][dim]), int((params["strides"] or (1,) * (dim + 1))[dim])
 
 
 @cache

@@ -228,7 +228,6 @@ def load_program(program: SerialProgram, devices: Sequence[JaxDevice]) -> jax.st
             options = compiler.get_compile_options(1, len(devices), device_assignment=ids)
             return self.backend.deserialize_executable(pid[1], self.execution_devices, options)
 
-    data = io.BytesIO(program.data)
-    unloaded, infos, no_kwargs = Loading(data, devices[0].client, list(devices)).load()
+    unloaded, infos, no_kwargs = Loading(io.BytesIO(program.data), devices[0].client, list(devices)).load()
     args = program.in_tree.unflatten(infos)
     return jax.stages.Compiled(unloaded.load(), [], args, program.out_tree, no_kwargs=no_kwargs)

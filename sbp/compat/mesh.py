@@ -124,5 +124,4 @@ def partial_of(spec: PartitionSpec) -> tuple[tuple[str, ...], str]:
     >>> partial_of(jax.sharding.PartitionSpec("data", unreduced={"model"}))
     (('model',), 'sum')
     """
-    kind = getattr(spec, "unreduced_kind", None)
-    return tuple(sorted(spec.unreduced)), getattr(kind, "name", "sum")
+    return tuple(sorted(spec.unreduced)), getattr(getattr(spec, "unreduced_kind", None), "name", "sum")

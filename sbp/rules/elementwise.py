@@ -112,8 +112,7 @@ def extremum(op: Op) -> list[Row]:
     """Increasing in each operand; also both operands at once under the same reduction."""
     operands, results = same_dims(op)
     same = MAX if op.name == "max" else MIN
-    rows = factors(op, operands, results, increasing=(0, 1))
-    return [*rows, Row((same, same), (same,))]
+    return [*factors(op, operands, results, increasing=(0, 1)), Row((same, same), (same,))]
 
 
 @rule("lt", "le", "gt", "ge", fused=True, pointwise=True, flops=_weighted(2))
@@ -158,8 +157,7 @@ def integer_pow(op: Op) -> list[Row]:
 @rule("select_n", fused=True, pointwise=True)
 def select_n(op: Op) -> list[Row]:
     """Sums and extrema of all cases pass while the predicate is whole."""
-    cases = tuple(range(1, len(op.shapes)))
-    return factors(op, *same_dims(op), moved=cases)
+    return factors(op, *same_dims(op), moved=tuple(range(1, len(op.shapes))))
 
 
 @rule("convert_element_type", "reduce_precision", fused=True, pointwise=True, layout=True)
@@ -219,5 +217,4 @@ def bitcast(op: Op) -> list[Row]:
     names = tuple(f"d{i}" for i in range(n))
     pad = (None,)
     operand = names + pad * (len(op.shapes[0]) - n)
-    result = names + pad * (len(op.results[0]) - n)
-    return factors(op, [operand], [result])
+    return factors(op, [operand], [names + pad * (len(op.results[0]) - n)])

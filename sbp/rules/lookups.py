@@ -53,8 +53,7 @@ def _lookup_meaning(
         start_index_map=(0,),
     )
     sizes = (1, *table.shape[1:])
-    index = narrow_ids(ids)[..., None]
-    return [lax.gather(table, index, dims, sizes, mode=mode, fill_value=fill_value)]
+    return [lax.gather(table, narrow_ids(ids)[..., None], dims, sizes, mode=mode, fill_value=fill_value)]
 
 
 def _add_rows_meaning(

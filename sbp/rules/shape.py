@@ -39,8 +39,7 @@ def broadcast_in_dim(op: Op) -> list[Row]:
 def transpose(op: Op) -> list[Row]:
     """Every dim moves with its split."""
     names = _dims(len(op.shapes[0]))
-    moved = tuple(names[d] for d in op.params["permutation"])
-    return factors(op, [names], [moved], moved=(0,))
+    return factors(op, [names], [tuple(names[d] for d in op.params["permutation"])], moved=(0,))
 
 
 @rule("squeeze", fused=True, layout=True, flops=lambda op: 0.0)
@@ -117,16 +116,14 @@ def unstack(op: Op) -> list[Row]:
     """Every dim that stays; sums and extrema."""
     at = op.params.get("axis", op.params.get("dimension", 0)) % len(op.shapes[0])
     names = _dims(len(op.results[0]))
-    operand = (*names[:at], None, *names[at:])
-    return factors(op, [operand], [names] * len(op.results), moved=(0,))
+    return factors(op, [(*names[:at], None, *names[at:])], [names] * len(op.results), moved=(0,))
 
 
 def _iota_local(ctx: Context, *_: jax.Array) -> list[jax.Array]:
     """Counts on from the logical position of the shard."""
     layout, dim = ctx.results[0], ctx.params["dimension"]
     dtype = ctx.params["dtype"]
-    rows = lax.broadcasted_iota(np.int32, layout.local, dim) + ctx.offset(layout, dim)
-    return [rows.astype(dtype)]
+    return [(lax.broadcasted_iota(np.int32, layout.local, dim) + ctx.offset(layout, dim)).astype(dtype)]
 
 
 @rule("iota", body=_iota_local, fused=True)
@@ -200,8 +197,7 @@ def _dynamic_update_local(
         ours = ours & lax.broadcast_in_dim(inside, [n if e == d else 1 for e, n in enumerate(x.shape)], (d,))
     start = [np.int32(0) if d in owned else s for d, s in enumerate(origin)]
     kept = lax.dynamic_slice(x, start, update.shape, allow_negative_indices=False)
-    changed = jnp.where(ours, update, kept)
-    return [lax.dynamic_update_slice(x, changed, start, allow_negative_indices=False)]
+    return [lax.dynamic_update_slice(x, jnp.where(ours, update, kept), start, allow_negative_indices=False)]
 
 
 @rule("dynamic_update_slice", body=_dynamic_update_local)

@@ -64,8 +64,7 @@ def slice_(op: Op) -> list[Row]:
     for d, (n, m) in enumerate(zip(shape, out, strict=True)):
         if names[d] is not None or m < 1 or n == 1:
             continue
-        base = _on_an_axis(op, n)
-        sides = shift.slice_sides(base, _on_an_axis(op, m), *shift.slice_of(op.params, d))
+        sides = shift.slice_sides(_on_an_axis(op, n), _on_an_axis(op, m), *shift.slice_of(op.params, d))
         if m > 1 and _worth(op, d, *sides):
             rows.append(Row((Split(d),), (Split(d),)))
         if 2 * m <= n:
@@ -95,8 +94,7 @@ def concatenate(op: Op) -> list[Row]:
     """Every dim; sums and extrema of all together. Of the joined dim, operands of one row are whole."""
     dim = int(op.params["dimension"])
     names = _letters(d != dim for d in range(len(op.results[0])))
-    joined = tuple(range(len(op.shapes)))
-    rows = factors(op, [names] * len(op.shapes), [names], moved=joined)
+    rows = factors(op, [names] * len(op.shapes), [names], moved=tuple(range(len(op.shapes))))
     sizes, whole = [s[dim] for s in op.shapes], op.results[0][dim]
     parts = tuple(_on_an_axis(op, n) if n > 1 else _whole(op, n) for n in sizes)
     sides = shift.joined_sides(parts, _on_an_axis(op, whole))

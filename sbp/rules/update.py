@@ -70,8 +70,7 @@ def update_rows(
     """
     s, ids, rows = split_operands(rest, len(modes))
     grad = added_rows(table.shape, rows[0].dtype, modes, *ids, *rows)
-    param = [table] if update.has_param else []
-    added, *state = dense(grad, *s, *param, update=update)
+    added, *state = dense(grad, *s, *([table] if update.has_param else []), update=update)
     return [table + added.astype(table.dtype), *state]
 
 
@@ -88,8 +87,7 @@ def _traffic(op: Op) -> float:
     """The rows as they come, and those of the table and of its state read and written."""
     n = len(op.params["modes"])
     rows = sum(math.prod(s) for s in op.shapes[-n:]) * core.itemsize(op.dtypes[0])
-    lines = 1 + sum(by_row(s, op.shapes[0]) for s in op.shapes[1 : -2 * n])
-    return rows * (1 + 2 * lines)
+    return rows * (1 + 2 * (1 + sum(by_row(s, op.shapes[0]) for s in op.shapes[1 : -2 * n])))
 
 
 @rule(

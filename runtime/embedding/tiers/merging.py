@@ -43,8 +43,7 @@ def merge_segments(segments: Sequence[Segment]) -> Iterator[tuple[Keys, Steps, R
 
 def _newest(segments: Sequence[Segment]) -> Iterator[tuple[Keys, NDArray[np.int32], NDArray[np.intp]]]:
     """Keys of all segments in order, in parts, with which of them has the newest row of each, and where."""
-    every = np.sort(np.concatenate([s.fences.first for s in segments]))
-    cuts = every[:: max(1, MERGED // BLOCK)][1:]
+    cuts = np.sort(np.concatenate([s.fences.first for s in segments]))[:: max(1, MERGED // BLOCK)][1:]
     ends = [np.append(np.searchsorted(s.keys, cuts), len(s)) for s in segments]
     begins = [np.append(0, end[:-1]) for end in ends]
     for k in range(len(cuts) + 1):

@@ -101,8 +101,7 @@ def _most(feature: FeatureConfig) -> int:
 
 def _width(table: PassTable, optimizer: Optimizer) -> int:
     """Bytes of a slot: of the rows, and of what the optimizer has for them."""
-    tables = Collection((FeatureConfig("any", table.config),), spread=False, multiple=1)
-    (stack,) = tables.stacks.values()
+    (stack,) = Collection((FeatureConfig("any", table.config),), spread=False, multiple=1).stacks.values()
     params: PyTree = {stack.name: struct((1009, stack.shape[1]), stack.tables[0].dtype)}
     tree = params, jax.eval_shape(optimizer.init, params)
     maps = {stack.name: replace(stack.row_map, lead=(1009,))}
@@ -248,8 +247,7 @@ class TierTables:
         given = as_integers(ids, where)
         wrong = given if isinstance(given, Problem) else range_problem(given, config.vocabulary_size, where)
         raise_all([wrong] if wrong else [])
-        keys = unify(self.numbers[table], ids).view(np.uint64)
-        return np.unique(keys, return_inverse=True)
+        return np.unique(unify(self.numbers[table], ids).view(np.uint64), return_inverse=True)
 
     def leaves(self, state: PyTree, name: str) -> list[int]:
         """Which leaves of a state have a line per slot of a table of a pass."""

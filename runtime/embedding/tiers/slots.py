@@ -133,5 +133,4 @@ class SlotTable:
         slots = np.arange(first, first + self.part_slots, dtype=np.int32)
         owned, used = self.keys[slots] != NOBODY, self._used[slots]
         free = slots[used < self._pass]
-        order = np.lexsort((free % each, used[free - first], owned[free - first]))
-        return free[order[:count]]
+        return free[np.lexsort((free % each, used[free - first], owned[free - first]))[:count]]
