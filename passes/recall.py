@@ -45,8 +45,7 @@ class Recall:
         r = self.request
         if r.record is not None:
             return self._given(r.record)
-        key = self.key
-        record = None if r.terms.store is None or key is None else r.terms.store.load(key)
+        record = None if r.terms.store is None or self.key is None else r.terms.store.load(self.key)
         if record is None or record.program != self.graph.text:
             return None
         try:
