@@ -187,6 +187,7 @@ class Compilation(Generic[P, R]):
         made = Reproduction(name, traced_call.traced, self.placement, ins, outs, self.options, donated)
         return made.text(failed, said)
 
+    @collector_paused()
     def _read(self, call: Call, avals: Sequence[arguments.Abstract]) -> TracedCall:
         asked = bind_in_sbp(self.in_sbp, call, self.parameters)
         return read(self.fn, call, self.parameters, avals, asked, self.placement)
